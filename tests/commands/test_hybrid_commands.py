@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 
 from murmur.core.stop_signals import Stopped
 from murmur.run.configuration import load
+from murmur.run.folder.lock import beside
 from murmur.speech.corpus.kaldi_dir import read_table
 from murmur.speech.decoding.decoder import Decoder, Hypothesis
 from plateaus import LEXICON, make_experiment
@@ -48,6 +52,39 @@ def test_prepare_makes_what_training_needs_once(experiment: Path) -> None:
     assert any(p.name.startswith("monophone-") for p in made)
     assert run("prepare", experiment)[0] == 0
     assert {p: p.stat().st_mtime_ns for p in cache.rglob("*") if p.is_file()} == made
+
+
+def test_a_complete_cache_in_a_read_only_folder_needs_no_lock(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("prepare", experiment)[0] == 0
+    cache, real = experiment.parent / "cache", os.open
+
+    def read_only(path: str | Path, *how: Any, **more: Any) -> int:
+        if str(path) == str(beside(cache)):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, *how, **more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    code, said = run("prepare", experiment)
+    assert code == 0, said
+    (frames,) = cache.glob("frames-*")
+    frames.rename(tmp_path / frames.name)
+    try:
+        code, said = run("prepare", experiment)
+        assert code == 1
+        assert ".cache.lock': the file system is read-only" in said
+    finally:
+        (tmp_path / frames.name).rename(frames)
+
+
+def test_error_reports_lie_in_the_folder_of_the_run(experiment: Path, trained: Path) -> None:
+    """Runs that share a cache wrote over each other's."""
+    found = {path.name: path.read_text() for path in (trained / "errors").iterdir()}
+    assert {"network-dev.txt", "network-test.txt"} <= found.keys()
+    assert all(text.startswith("%WER") for text in found.values())
+    assert not (trained / "decoded").exists()
+    assert not (experiment.parent / "cache" / "errors").exists()
 
 
 def test_align_writes_phones_words_and_states(experiment: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ import soundfile
 
 from murmur.commands.prepare_corpus import From, chosen_parts
 from murmur.speech.corpus.kaldi_dir import read_data_dir, read_table
-from murmur.speech.corpus.published import catalogue, fetch
+from murmur.speech.corpus.published import catalogue, dataset_writer, fetch
 from murmur.speech.corpus.published.catalogue import CORPORA
 from murmur.tasks import corpora as sets
 
@@ -552,3 +553,65 @@ def test_links_of_an_archive_are_not_made_nor_followed(tmp_path: Path, caplog: p
     assert (tmp_path / "in/plain.txt").read_bytes() == b"y"
     assert (tmp_path / "in/way/outside.txt").read_bytes() == b"x"
     assert "way is not a regular file and was left out" in caplog.text
+
+
+class Killed(BaseException):
+    pass
+
+
+def killing(patch: pytest.MonkeyPatch, owner: object, name: str, calls: int) -> None:
+    """Kill the command at a call of a function after this many; a killed command removes no temporary folders."""
+    left, real, remove = iter(range(calls)), getattr(owner, name), shutil.rmtree
+
+    def counted(*words: object) -> object:
+        if next(left, None) is None:
+            raise Killed
+        return real(*words)
+
+    patch.setattr(owner, name, counted)
+    patch.setattr(shutil, "rmtree", lambda path, **how: path.name.startswith(".") or remove(path, **how))
+
+
+def speakers(out: Path) -> dict[str, set[str]]:
+    folders = (folder for folder in (out / "data").iterdir() if not folder.name.startswith("."))
+    return {folder.name: set(read_table(folder / "utt2spk").values()) for folder in folders}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "calls", "whole"),
+    [(dataset_writer, "_write_audio", 1, True), *((Path, "rename", calls, False) for calls in (0, 1, 3))],
+)
+def test_a_set_whose_preparation_was_cut_off_is_whole_or_refused(
+    owner: object, name: str, calls: int, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one more speaker another one becomes test, and the former one moves to train."""
+    own, out = own_recordings(tmp_path / "rec", 9), tmp_path / "set"
+    assert run("own", "--from", own, "--out", out)[0] == 0
+    before = speakers(out)
+    own_recordings(own, 10)
+    with monkeypatch.context() as patch:
+        killing(patch, owner, name, calls)
+        with pytest.raises(Killed):
+            run("own", "--from", own, "--out", out)
+    if whole:
+        sets.check_parts(out)
+        assert speakers(out) == before
+    else:
+        for read in (sets.check_parts, sets.splits):
+            with pytest.raises(sets.CorpusError, match=r"set was not finished.*: run murmur prepare own with --out"):
+                read(out)
+    (out / "data/.train.abcd1234").mkdir()  # as earlier versions left it
+    assert run("own", "--from", own, "--out", out)[0] == 0
+    sets.check_parts(out)
+    assert not list(out.glob(".*")) + list(out.glob("data/.*"))
+    now = speakers(out)
+    assert now["test"] != before["test"] < now["train"]
+    assert not now["test"] & now["train"]
+
+
+def test_a_manifest_from_elsewhere_says_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    assert run("own", "--from", own_recordings(tmp_path / "rec", 9), "--out", out)[0] == 0
+    for content in ("[]", "{", '{"finished": 0}', '{"finished": true}'):
+        (out / "manifest.json").write_text(content)
+        sets.check_parts(out)

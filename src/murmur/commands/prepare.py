@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,9 @@ import typer
 
 from murmur.commands.options import Jobs, Settings
 from murmur.commands.prepare_corpus import From, prepare_corpus, show_corpora
-from murmur.core.errors import SettingError, nearest
+from murmur.core.errors import READ_ONLY, SettingError, nearest
 from murmur.core.path_checks import folder_to_write
+from murmur.engine.task import Preparable
 from murmur.run.configuration import recipe_names, resolved
 from murmur.run.folder.lock import beside, locked
 from murmur.run.preparation import tell_preparation
@@ -172,10 +174,27 @@ def prepare_experiment(source: str, settings: list[str], jobs: int | None) -> No
     """Make all data that an experiment needs for training."""
     experiment = resolved(source, settings, jobs)
     task_to_do(experiment.task)
-    tell_preparation(experiment.task)
+    complete = not tell_preparation(experiment.task) and isinstance(experiment.task, Preparable)
     cache = getattr(experiment.task, "cache", None)
-    with locked(beside(cache)) if isinstance(cache, Path) else nullcontext(), timed(f"preparing {source}"):
+    with cache_lock(cache, complete) if isinstance(cache, Path) else nullcontext(), timed(f"preparing {source}"):
         experiment.task.prepare()
+
+
+@contextmanager
+def cache_lock(cache: Path, complete: bool) -> Iterator[None]:
+    """Hold the lock of a cache; a complete one that is read-only needs none, since nothing is written.
+
+    Raises:
+        SettingError: another process holds the lock.
+        OSError: the lock cannot be made.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(beside(cache)))
+        except OSError as error:
+            if not complete or error.errno not in READ_ONLY:
+                raise
+        yield
 
 
 FOR_DATA = "--kind, --bins, --alignments and --allow-commands are for data; an experiment has settings"

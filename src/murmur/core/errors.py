@@ -14,6 +14,7 @@ WRITING: Mapping[int, str] = {
     errno.EACCES: "you may not write there: change its permissions, or choose another folder",
     errno.EPERM: "you may not write there: change its permissions, or choose another folder",
 }
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 PATH_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 
 

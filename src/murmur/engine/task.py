@@ -132,12 +132,18 @@ class FineTunes(Protocol):
         """Description of the trained network, for a warning if a run has no initial weights."""
 
 
+REPORTS = "errors"
+
+
 @runtime_checkable
 class ResumableTest(Protocol):
     """Optional addition to `Task`: a test that continues after an interruption."""
 
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
-        """Test like `Task.test`, and keep finished parts in a folder; None keeps nothing."""
+        """Test like `Task.test`, and keep finished parts in a folder; None keeps nothing.
+
+        Reports of errors, if there are any, go to the folder `REPORTS` in it.
+        """
 
 
 def test_in(task: Task, model: nn.Module, kept: Path | None) -> Score:

@@ -30,8 +30,11 @@ def to_prepare(task: object) -> list[Unmade]:
     return found
 
 
-def tell_preparation(task: object) -> None:
+def tell_preparation(task: object) -> Sequence[Unmade]:
     """Print the unprepared data and the time it takes to standard error; print nothing if all data is prepared.
+
+    Returns:
+        The unprepared data, as far as the task can tell.
 
     Raises:
         SettingError: the folder is not writable, or the disk is too full.
@@ -40,6 +43,7 @@ def tell_preparation(task: object) -> None:
     missing = to_prepare(task)
     for line in preparation_lines(missing) if missing else ():
         typer.echo(line, err=True)
+    return missing
 
 
 def preparation_lines(missing: Sequence[Unmade]) -> list[str]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.engine.experiment import Experiment
-from murmur.engine.task import DescribesModel, Recognises, test_in
+from murmur.engine.task import REPORTS, DescribesModel, Recognises, test_in
 from murmur.run.folder.contents import DESCRIPTION, RECOGNISER
 from murmur.run.request import RunRequest
 from murmur.run.saved_model import Initialised, choose, read_into, told_choice
@@ -46,11 +46,19 @@ def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> Non
         "test_seconds": seconds,
     }
     save_companions(experiment, request.out)
+    keep_reports(request.out)
     if score.recognised:
         lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in score.recognised)
         write_whole(request.out / RECOGNISED, "".join(lines).encode())
     write_whole(request.out / "score.json", json.dumps(saved, indent=1).encode())  # written last: it completes the run
     shutil.rmtree(request.out / DECODED, ignore_errors=True)
+
+
+def keep_reports(out: Path) -> None:
+    """Move the reports of errors out of the folder that is removed after the test."""
+    for report in sorted((out / DECODED / REPORTS).glob("*")):
+        (out / REPORTS).mkdir(exist_ok=True)
+        report.replace(out / REPORTS / report.name)
 
 
 def save_companions(experiment: Experiment, out: Path) -> None:

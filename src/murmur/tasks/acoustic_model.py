@@ -19,7 +19,7 @@ from murmur.core.errors import SettingError
 from murmur.execution.cores import cores_here
 from murmur.speech import models
 from murmur.speech.corpus.corpus import Corpus
-from murmur.speech.corpus.file_errors import read_arrays
+from murmur.speech.corpus.file_errors import naming, read_arrays
 from murmur.speech.features.analysis import Front, LogMel, Ready, deltas
 from murmur.speech.features.batching import UtteranceBatches, pad
 from murmur.speech.features.cmvn import Pair, Scope, statistics
@@ -164,7 +164,7 @@ class AcousticModel:
         arrays: dict[str, Any] = {} if self.log_prior is None else {"log_prior": self.log_prior.numpy()}
         if self.training is not None:
             arrays |= dict(zip(("mean", "deviation"), self.training(), strict=True))
-        with (folder / ARRAYS).open("wb") as file:
+        with naming(folder / ARRAYS), (folder / ARRAYS).open("wb") as file:
             np.savez(file, **arrays)
         more = {} if self.speakers is None else {"speakers": self.speakers.save(folder)}
         return {

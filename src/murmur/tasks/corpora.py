@@ -7,6 +7,7 @@ utterances.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -101,8 +102,26 @@ def check_parts(root: Path, parts: Sequence[str] = ("train", "test")) -> None:
         raise CorpusError(f"there is no folder {root}: name the folder of the set (task.corpus)")
     if not (root / "data").is_dir() and (root / "text").is_file():
         raise CorpusError(f"{root} is a data directory, not a set: name the folder that holds data/{parts[0]}")
+    check_finished(root)
     for part in parts:
         check_data_dir(root / "data" / part)
+
+
+def check_finished(root: Path) -> None:
+    """Check that `murmur prepare` was not cut off while it replaced the splits of a set.
+
+    Raises:
+        CorpusError: it was, so that a speaker of one split may be in another one too.
+    """
+    try:
+        found = json.loads((root / "manifest.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return  # a set from elsewhere, which may have a file of this name
+    if isinstance(found, dict) and found.get("finished") is False:
+        raise CorpusError(
+            f"the preparation of {root} was not finished, so that its splits may be of different times: run"
+            f" murmur prepare {found.get('corpus')} with --out {root} again"
+        )
 
 
 def check_digits(cache: Path, config: Digits) -> None:
@@ -242,6 +261,7 @@ def splits(root: Path) -> tuple[Corpus, Corpus, Corpus]:
 
 def _part(root: Path, part: str) -> Corpus:
     """A data directory of a set; utterances that cannot be used are left out, and told in the log."""
+    check_finished(root)
     corpus = read_data_dir(root / "data" / part)
     tell_losses(f"data/{part}", len(corpus), corpus.problems)
     return corpus

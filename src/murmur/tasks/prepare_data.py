@@ -17,6 +17,7 @@ from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.file_errors import naming
 from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
 from murmur.speech.corpus.lhotse_cuts import read_cuts
 from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, digest, read_stored, sample_rate_hz
@@ -200,7 +201,7 @@ def write_statistics(store: FeatureStore, scope: Scope) -> None:
     pairs = [statistics(store[u] for u in members[name]) for name in names]
     path = store.folder / f"cmvn-{scope}.npz"
     beside = path.with_name(f".{path.name}")
-    with beside.open("wb") as file:
+    with naming(path), beside.open("wb") as file:
         np.savez(
             file,
             names=np.array(names),

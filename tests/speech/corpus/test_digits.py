@@ -1,6 +1,7 @@
 """The embedded corpus: repeatable bytes, disjoint voices, the documented conditions."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -122,3 +123,15 @@ def test_reverberation_decays_by_sixty_decibels_in_rt60():
     assert np.max(np.abs(room.at_level(wet, -6.0))) == pytest.approx(10 ** (-6 / 20), rel=1e-5)
     with pytest.raises(ValueError, match="power"):
         room.add_noise(np.zeros(4), np.ones(4), 10)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o007])
+def test_the_folder_has_the_permissions_of_any_new_folder(umask, tmp_path, monkeypatch):
+    monkeypatch.setattr(digits, "_speak", lambda scratch, *_: (scratch / "lexicon.txt").touch())
+    before = os.umask(umask)
+    try:
+        made = make_digits(tmp_path, SMALL)
+    finally:
+        os.umask(before)
+    assert made.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert [path.name for path in tmp_path.iterdir()] == [made.name]

@@ -6,19 +6,23 @@ import bz2
 import gzip
 import json
 import lzma
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from murmur.speech.corpus.atomic_file import write_text_whole
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.file_errors import making_sense_of, read_arrays, read_object
 from murmur.speech.corpus.kaldi_dir import read_table
+from murmur.speech.features.shards import write_then_rename
 from murmur.speech.hmm.mixtures import one_gaussian_each
 from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.storage import load_model, save_model
+from murmur.speech.hmm.storage import load_model, save_model, write_with_header
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import Leaf, Question, Tree, monophone_tree
 from murmur.speech.language_model.arpa import read_arpa
@@ -137,3 +141,37 @@ def test_headers_that_are_no_objects_are_refused(tmp_path: Path) -> None:
     np.savez(path, header=np.frombuffer(json.dumps(1.5).encode(), np.uint8))
     with pytest.raises(CorpusError, match=r"gmm\.npz"):
         load_model(path)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Make larger files fail as on a full disk, which names no file and fails again as the file is closed."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: write_then_rename(path, [b"x" * 3000]),
+        lambda path: write_then_rename(path, [b"h" * 128, memoryview(bytes(2000))]),
+        lambda path: write_then_rename(path, [bytes(100_000)] * 3),
+        lambda path: write_with_header(path, {"format": "a"}, {"a": np.zeros(3000)}),
+        lambda path: write_text_whole(path, "x" * 3000),
+    ],
+    ids=["small", "a small rest", "large", "npz", "text"],
+)
+def test_a_file_that_a_full_disk_cuts_off_is_named_and_the_old_one_stays(
+    write: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "00000.npy"
+    path.write_text("old")
+    with pytest.raises(OSError, match=rf"{path} cannot be written") as found, files_of_at_most(1000):
+        write(path)
+    assert found.value.errno is not None
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert path.read_text() == "old"

@@ -3,7 +3,9 @@
 import json
 import logging
 import pickle
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,3 +161,42 @@ def test_a_store_is_pickled_as_its_place(tmp_path):
     again = pickle.loads(pickle.dumps(store))
     assert len(pickle.dumps(store)) < 3000
     assert (again.feats(3) == store.feats(3)).all()
+
+
+def test_two_commands_make_a_store_together(tmp_path):
+    """The slower one begins first, and took away the marks of shards that the faster one had made."""
+    fast_at_last, slow_goes_on, fast_over = (threading.Event() for _ in range(3))
+    taken = []
+
+    @dataclass(frozen=True)
+    class Slow(Drawn):
+        number: int = 0
+
+        def utterances(self):
+            taken.append(self.number)
+            if self.number > 0:
+                slow_goes_on.set()
+            assert (fast_over if self.number else fast_at_last).wait(60)
+            return super().utterances()
+
+    class Fast(Drawn):
+        def utterances(self):
+            fast_at_last.set()
+            assert slow_goes_on.wait(60)
+            return super().utterances()
+
+    slow = [Slow(part.first, part.last, number=number) for number, part in enumerate(PARTS)]
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(make, tmp_path / "both", slow, "float16")
+        while not taken:
+            assert not fast_at_last.wait(0.01)
+        try:
+            make(tmp_path / "both", [*PARTS[:2], Fast(9, 10)], "float16")
+        finally:
+            fast_over.set()
+        assert len(there.result()) == 10
+    assert taken == [0, 2]  # shard 1 was there when its turn came
+    alone = make(tmp_path / "alone", PARTS, "float16").folder
+    assert {p.name: p.read_bytes() for p in alone.iterdir()} == {
+        p.name: p.read_bytes() for p in (tmp_path / "both").iterdir()
+    }

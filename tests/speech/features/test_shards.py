@@ -1,6 +1,7 @@
 """Feature stores: the same numbers for any number of processes, found again, repaired after damage."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -116,3 +117,30 @@ def test_an_utterance_is_tried_again(corpus, tmp_path, monkeypatch):
     reads.clear()
     prepare(corpus, FRONT, tmp_path)
     assert reads == []  # nothing is left out, so that nothing is read
+
+
+def test_shards_that_another_command_makes_meanwhile_are_not_made_again(corpus, tmp_path, monkeypatch):
+    made, real = [], shards.make_shard
+
+    def beside_another(folder, number, *rest):
+        made.append(number)
+        if len(made) == 1:
+            prepare(corpus, FRONT, tmp_path)
+        real(folder, number, *rest)
+
+    monkeypatch.setattr(shards, "make_shard", beside_another)
+    assert len(prepare(corpus, FRONT, tmp_path)) == 10
+    assert made == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
+def test_files_have_the_permissions_of_any_new_file(umask, mode, corpus, tmp_path):
+    """Others could not train on a cache that was prepared for them."""
+    before = os.umask(umask)
+    try:
+        folder = prepare(corpus, FRONT, tmp_path / "cache").folder
+    finally:
+        os.umask(before)
+    files = [*folder.iterdir()]
+    assert len(files) == 6
+    assert {path.stat().st_mode & 0o777 for path in files} == {mode}

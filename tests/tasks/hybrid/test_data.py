@@ -200,6 +200,15 @@ def test_statistics_that_are_gone_or_of_other_utterances_are_made_again(on_the_f
         assert files(data.train.folder) == wanted
 
 
+def test_complete_data_is_not_written_again(on_the_fly, targets):
+    """It may be read-only."""
+    folder = HybridData.prepare(on_the_fly, targets).train.folder
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert (folder / "cmvn-pairs.npy") in before
+    HybridData.prepare(on_the_fly, targets)
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
 def test_on_the_fly_is_refused_without_audio_files(on_the_fly, targets):
     first, *others = on_the_fly.material.train.utterances
     command = replace(first, audio=replace(first.audio, command="cat x"))
@@ -210,3 +219,30 @@ def test_on_the_fly_is_refused_without_audio_files(on_the_fly, targets):
             HybridData.prepare(replace(on_the_fly, material=material), targets)
     with pytest.raises(ValueError, match="nothing to draw"):
         FrontEnd(perturb="on_the_fly")
+
+
+@pytest.mark.parametrize("rate", [None, 16000], ids=["none", "another rate"])
+@pytest.mark.parametrize("way", [HybridData.prepare, HybridData.load])
+def test_noise_that_cannot_be_used_is_told_before_any_preparation(on_the_fly, targets, tmp_path, rate, way):
+    """It was taken for missing data, which was made again and again."""
+    folder = tmp_path / "noise"
+    folder.mkdir()
+    if rate is not None:
+        soundfile.write(folder / "hum.wav", np.zeros(400), rate)
+    half = replace(on_the_fly, front=replace(on_the_fly.front, noise=Noise(0.5, recordings=folder)))
+    says = r"noise\.recordings: there is no \.wav" if rate is None else r"hum\.wav is at 16000 Hz, not 8000"
+    with pytest.raises(CorpusError, match=says):
+        way(half, targets)
+    assert not list(half.cache.glob("frames-*"))
+
+
+def test_prepared_data_that_cannot_be_opened_is_made_once(half, targets, monkeypatch):
+    def shut(folder):
+        opened.append(folder)
+        raise CorpusError("shut")
+
+    opened = []
+    monkeypatch.setattr(hybrid_data, "open_store", shut)
+    with pytest.raises(CorpusError, match=r"^shut$"):
+        HybridData.load(half, targets)
+    assert len(opened) == 2

@@ -1,6 +1,8 @@
 """The hybrid task: pure minibatches, stages that survive kills, figures, tuning without test."""
 
+import errno
 import logging
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.cepstral_warp import MelCepstra, warp_matrix, warped
 from murmur.speech.features.chunks import IGNORED
+from murmur.speech.features.noise import Noise
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
@@ -30,12 +33,14 @@ from murmur.speech.ivector.ubm import UbmConfig
 from murmur.speech.lexicon.lexicon import read_lexicon
 from murmur.speech.models import Lstm, Tdnn
 from murmur.tasks.chain.task import ChainTask
+from murmur.tasks.hybrid import decode as hybrid_decode
 from murmur.tasks.hybrid import hmm as hybrid_hmm
 from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, NetworkInput, Search
 from murmur.tasks.hybrid.data import floored, stored_targets
 from murmur.tasks.hybrid.decode import DecodeHalf
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.hybrid.warps import load_factors, load_gaussians, save_factors, save_gaussians
+from tones import make_tones
 
 LEXICON = {"ANNA": "A N A", "BOB": "B O B", "NOB": "N O B"}
 SMALL = EmConfig(gaussians=40, passes=6, grow_passes=4, align_passes=(2, 3, 4, 5, 6))
@@ -128,6 +133,19 @@ def test_figures_of_a_trained_network(task, trained):
         assert score.figures[f"{name} low"] <= score.figures[f"{name} wer"] <= score.figures[f"{name} high"]
     assert score.figures["network test acoustic scale"] in (0.3, 1.0)
     assert (task.cache / "errors" / "network-test.txt").read_text().startswith("%WER")
+
+
+def test_reports_that_cannot_be_written_do_not_end_a_test(task, trained, monkeypatch, caplog, tmp_path):
+    """The cache may be read-only; the test comes after hours of training."""
+
+    def read_only(path, *_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    task = replace(task, decoding=replace(task.decoding, scored="none"))
+    monkeypatch.setattr(hybrid_decode, "write_error_report", read_only)
+    assert task.test_in(trained, tmp_path).figures["network test wer"] <= 5
+    for part in ("dev", "test"):
+        assert f"{tmp_path}/errors/network-{part}.txt is not written: [Errno 30] Read-only" in caplog.text
 
 
 def test_tuning_looks_at_dev_only(task, tmp_path):
@@ -370,3 +388,22 @@ def test_recordings_of_test_are_checked_before_any_training(kind, tmp_path):
     task = HybridTask(corpus=tmp_path / "set", cache=tmp_path / "cache")
     with pytest.raises(CorpusError, match=r"^test: 1 of 1 utterances[^\n]*\n.*cut short"):
         (task if kind == "hybrid" else ChainTask(hybrid=task)).prepare()
+
+
+@pytest.mark.parametrize("rate", [None, 16000], ids=["none", "another rate"])
+def test_noise_that_cannot_be_used_is_refused_before_any_training(rate, tmp_path):
+    """The Gaussian systems may take hours."""
+    folder = tmp_path / "noise"
+    folder.mkdir()
+    root = make_tones(tmp_path / "set", {"train": 4, "dev": 4, "test": 4})
+    front = FrontEnd(perturb="on_the_fly", noise=Noise(0.5, recordings=folder))
+    task = HybridTask(corpus=root, cache=tmp_path / "cache", front=front)
+    if rate is None:
+        with pytest.raises(CorpusError, match=r"noise\.recordings: there is no \.wav"):
+            task.check()
+    else:
+        soundfile.write(folder / "hum.wav", np.zeros(400), rate)
+        task.check()
+        with pytest.raises(CorpusError, match=r"hum\.wav is at 16000 Hz, not 8000"):
+            task.prepare()
+    assert not task.cache.exists()

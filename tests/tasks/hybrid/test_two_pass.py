@@ -1,5 +1,7 @@
 """Speaker-adapted Gaussian systems of the hybrid task: stages on disk, two passes of decoding, targets, refusals."""
 
+import errno
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +20,7 @@ from murmur.speech.hmm.storage import load_transforms
 from murmur.speech.hmm.triphone import TriphoneConfig
 from murmur.speech.models import Tdnn
 from murmur.tasks.hybrid import hmm as hybrid_hmm
+from murmur.tasks.hybrid import two_pass
 from murmur.tasks.hybrid.config import Chunks, Decoding, HmmStages, NetworkInput, Search
 from murmur.tasks.hybrid.data import _folder
 from murmur.tasks.hybrid.decode import DecodeHalf
@@ -46,7 +49,7 @@ def task(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(task):
-    decoder = DecodeHalf(task.material, 1, task.cache / "errors")
+    decoder = DecodeHalf(task.material, 1, task.cache)
     stage = task.hmms.trained[-1]
     return {(r.system, r.part): r for r in task._results_of(stage, decoder, task._parts)}
 
@@ -55,6 +58,18 @@ def test_adaptation_lowers_the_error_rate_of_unseen_speakers(results):
     assert set(results) == {(system, part) for system in ("sat unadapted", "sat") for part in ("dev", "test")}
     for part in ("dev", "test"):
         assert results["sat", part].rate.errors < results["sat unadapted", part].rate.errors
+
+
+def test_a_read_only_cache_ends_no_test(task, results, monkeypatch, caplog):
+    def read_only(*words):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for name in ("save_transforms", "write_whole"):
+        monkeypatch.setattr(two_pass, name, read_only)
+    decoder, stage = DecodeHalf(task.material, 1, task.cache), task.hmms.trained[-1]
+    again = {(r.system, r.part): r for r in task._results_of(stage, decoder, {"test": task.material.test})}
+    assert {key: found.rate for key, found in again.items()} == {key: results[key].rate for key in again}
+    assert caplog.text.count("is not written: [Errno 30]") == 3  # the settings, and the transforms of dev and test
 
 
 def test_transforms_of_each_part_lie_beside_the_model(task, results):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.errors import SettingError
+from murmur.engine.task import REPORTS
 from murmur.run.folder.state import ENDED, FAILED, state_of
 
 RUN, REQUEST, LAUNCH = "run.json", "request.json", "launch.json"
@@ -28,12 +29,13 @@ PATTERNS = (
     "checkpoints/marks/[0-9]*.*",
     "checkpoints/began.json",
     "decoded/*",
+    *(f"decoded/{REPORTS}/*", f"{REPORTS}/*.txt"),
     f"{RECOGNISER}/graphs/graph-*/*",
     f"{RECOGNISER}/*",
     f"{DESCRIPTION}/*",
 )
 FOLDERS = (
-    *("checkpoints/[0-9]*", "checkpoints/marks", "checkpoints", "decoded"),
+    *("checkpoints/[0-9]*", "checkpoints/marks", "checkpoints", f"decoded/{REPORTS}", "decoded", REPORTS),
     *(f"{RECOGNISER}/graphs/graph-*", f"{RECOGNISER}/graphs", RECOGNISER),
     DESCRIPTION,
 )

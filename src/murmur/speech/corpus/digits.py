@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -95,7 +95,8 @@ def make_digits(folder: Path, config: Digits = Digits(), processes: int = 2) -> 
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f"{target.name}.unfinished.", dir=target.parent))
+    scratch = target.with_name(f"{target.name}.unfinished.{secrets.token_hex(4)}")
+    scratch.mkdir()  # not by tempfile, whose folders no other user may read
     try:
         _speak(scratch, config, processes)
         scratch.rename(target)

@@ -1,4 +1,4 @@
-"""Errors of damaged or wrong files: every failure of a parser becomes an error that names the file.
+"""Errors of damaged or wrong files and of full disks: each one names the file.
 
 Parsers of JSON, NumPy, zip, gzip and Kaldi's archives raise a dozen kinds of errors on damaged input, and most of
 them do not name the file.
@@ -74,6 +74,23 @@ def making_sense_of(path: Path, remedy: str) -> Iterator[None]:
         told = str(error).partition(" If you trust the file")[0].strip().splitlines()  # omits advice to unpickle
         what = f"{type(error).__name__}: {told[0][:200]}" if told else type(error).__name__
         raise CorpusError(f"{path} is damaged or of another kind ({what}): {remedy}") from error
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn an error of writing that names no file, such as that of a full disk, into one that names it.
+
+    The block should write that file, or the files of that folder, and close them: what is buffered is written then.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, f"{path} cannot be written: {error.strerror}") from error
 
 
 def read_object(path: Path, remedy: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.corpus.corpus import CorpusError, Problem, check_losses
 from murmur.speech.features.chunks import check_lengths
 from murmur.speech.features.frame_store import FORMAT, MANIFEST, FrameStore, Storage, damages, open_store
-from murmur.speech.features.shards import npy_header, write_then_rename
+from murmur.speech.features.shards import npy_header, stamp, write_then_rename
 
 log = logging.getLogger(__name__)
 UTTERANCES_PER_SHARD = 1024
@@ -61,8 +61,9 @@ def make(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    seen = [stamp(folder, number) for number in range(len(parts))]
     missing = [number for number in range(len(parts)) if not _is_whole(folder, number)]
-    jobs = [partial(make_shard, folder, number, parts[number], storage) for number in missing]
+    jobs = [partial(_make_unless_made, folder, number, parts[number], storage, seen[number]) for number in missing]
     for _ in with_bar(in_processes(jobs, processes), "shards", len(jobs), progress):
         pass
     shards = [json.loads((folder / f"{number:05}.json").read_text(encoding="utf-8")) for number in range(len(parts))]
@@ -88,10 +89,20 @@ def _is_whole(folder: Path, number: int) -> bool:
     return not found
 
 
+def _make_unless_made(
+    folder: Path, number: int, part: ShardPart, storage: Storage, seen: tuple[int, int] | None
+) -> None:
+    """Write a shard, unless another command has made it since its JSON had the stamp `seen`."""
+    if stamp(folder, number) in (None, seen) or not _is_whole(folder, number):
+        make_shard(folder, number, part, storage)
+
+
 def make_shard(folder: Path, number: int, part: ShardPart, storage: Storage) -> None:
-    """Write the files of one shard, the one that names them last."""
+    """Write the files of one shard, the one that names them last.
+
+    An earlier one of that name stays until then, for other commands that read it: checksums tell if it is out of date.
+    """
     shard = f"{number:05}"
-    (folder / f"{shard}.json").unlink(missing_ok=True)
     names, feats, scales, targets, problems = [], [], [], [], []
     for utterance in part.utterances():
         if isinstance(utterance, Problem):

@@ -109,15 +109,24 @@ class NoiseSource:
         Raises:
             CorpusError: there are none, or one is not mono at the rate of the speech.
         """
-        folder = self.noise.recordings
-        assert folder is not None
-        found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-        if not found:
-            raise CorpusError(f"task.front.noise.recordings: there is no {', '.join(SUFFIXES)} file in {folder}")
+        assert self.noise.recordings is not None
+        found = recordings_in(self.noise.recordings)
         for path in found:
             with opened(Audio(path), self.rate_hz):  # an error before training, not at the chunk that draws it
                 pass
-        return tuple(found)
+        return found
+
+
+def recordings_in(folder: Path) -> tuple[Path, ...]:
+    """The recordings below a folder, in the order of their names, without opening them.
+
+    Raises:
+        CorpusError: there are none.
+    """
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not found:
+        raise CorpusError(f"task.front.noise.recordings: there is no {', '.join(SUFFIXES)} file in {folder}")
+    return tuple(found)
 
 
 def stretch(recording: Audio, length: int, rate_hz: int, rng: np.random.Generator) -> np.ndarray:

@@ -11,8 +11,9 @@ import hashlib
 import io
 import json
 import logging
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 
 from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance, tell_losses
-from murmur.speech.corpus.file_errors import making_sense_of, read_object
+from murmur.speech.corpus.file_errors import making_sense_of, naming, read_object
 from murmur.speech.features.analysis import Front, digest, features_of
 
 log = logging.getLogger(__name__)
@@ -163,8 +164,9 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
     folder = store_folder(corpus, front, cache)
     folder.mkdir(parents=True, exist_ok=True)
     parts = [corpus.utterances[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(corpus), UTTERANCES_PER_SHARD)]
+    seen = [stamp(folder, n) for n in range(len(parts))]
     missing = [n for n, part in enumerate(parts) if not shard_is_whole(folder, n) or _is_mended(folder, n, part, front)]
-    jobs = [partial(make_shard, folder, n, parts[n], front) for n in missing]
+    jobs = [partial(_make_unless_made, folder, n, parts[n], front, seen[n]) for n in missing]
     for _ in with_bar(in_processes(jobs, processes), "features", len(jobs), progress):
         pass
     problems = [p for path in sorted(folder.glob("[0-9]*.json")) for p in read_index(path).problems]
@@ -233,6 +235,23 @@ def _is_mended(folder: Path, number: int, utterances: Sequence[Utterance], front
     return False
 
 
+def stamp(folder: Path, number: int) -> tuple[int, int] | None:
+    """A mark of a shard's JSON that changes when it is written again, even with the same content; None without one."""
+    try:
+        found = (folder / f"{number:05}.json").stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _make_unless_made(
+    folder: Path, number: int, utterances: Sequence[Utterance], front: Front, seen: tuple[int, int] | None
+) -> None:
+    """Write a shard, unless another command has made it since its JSON had the stamp `seen`."""
+    if stamp(folder, number) in (None, seen) or not shard_is_whole(folder, number):
+        make_shard(folder, number, utterances, front)
+
+
 def make_shard(folder: Path, number: int, utterances: Sequence[Utterance], front: Front) -> None:
     """Write one shard: its array first, then its JSON, which marks it as complete."""
     frames, problems, arrays = [], [], []
@@ -273,19 +292,19 @@ def write_then_rename(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[
     """Write a file under another name and rename it when complete; return its bytes and its SHA-256."""
     checksum, size = hashlib.sha256(), 0
     # A unique name, since several learners may prepare the same store at the same time.
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".unfinished", delete=False) as file:
-        try:
+    # Not by tempfile, whose files no other user may read.
+    beside = path.with_name(f"{path.name}{secrets.token_hex(4)}.unfinished")
+    try:
+        with naming(path), beside.open("xb") as file:
             for part in parts:
                 checksum.update(part)
                 size += len(part) if isinstance(part, bytes) else part.nbytes
                 file.write(part)
-            file.flush()
-            Path(file.name).replace(path)
-        except BaseException as error:
-            Path(file.name).unlink(missing_ok=True)
-            if not isinstance(error, OSError) or error.filename is not None:
-                raise  # an error of a file from which a part is read
-            raise OSError(error.errno, f"{path} ({size} bytes so far) cannot be written: {error.strerror}") from error
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):  # the error that is raised says more
+            beside.unlink(missing_ok=True)
+        raise
     return size, checksum.hexdigest()
 
 

@@ -9,13 +9,14 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.speech.corpus.file_errors import making_sense_of, read_arrays
+from murmur.speech.corpus.file_errors import making_sense_of, naming, read_arrays
 from murmur.speech.hmm.mixtures import Mixtures
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.phone_arcs import IntArray
@@ -173,13 +174,14 @@ def write_with_header(path: Path, header: Mapping[str, Any], arrays: Mapping[str
     content: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "wb") as file:
+        with naming(path), open(temporary, "wb") as file:
             np.savez(file, **content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the error of writing says more
+            temporary.unlink(missing_ok=True)
 
 
 def read_with_header(path: Path, expected: str) -> tuple[dict[str, Any], dict[str, NDArray]]:

@@ -249,7 +249,7 @@ class ChainTask:
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
         """`test`, with the decoding results saved in a folder and not decoded again."""
         task, acoustic = self._hybrid, self._acoustic
-        decoder = DecodeHalf(task.material, task.decoding.tune_every, task.cache / "errors", kept)
+        decoder = DecodeHalf(task.material, task.decoding.tune_every, task.cache, kept)
         parts = {"dev": task.material.dev, "test": task.material.test}
         feats = {name: self._half.network_features(part) for name, part in parts.items()}
         scorers = {name: partial(_scores, acoustic, model, own) for name, own in feats.items()}

@@ -17,6 +17,7 @@ from murmur.speech.corpus.corpus import Corpus, CorpusError
 from murmur.speech.features.derivatives import Columns, with_derivatives
 from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, AlignedFrames, make
 from murmur.speech.features.frame_store import FORMAT, FrameStore, open_store
+from murmur.speech.features.noise import NoiseSource
 from murmur.speech.features.shard_statistics import Normalisation, normalisation
 from murmur.speech.features.shards import ShardRows
 from murmur.speech.features.speed_chunks import SpeedChunks
@@ -28,7 +29,7 @@ from murmur.speech.lexicon.lexicon import split_known
 from murmur.tasks.hybrid.config import NetworkInput
 from murmur.tasks.hybrid.decode import Scorer
 from murmur.tasks.hybrid.hmm import HmmHalf
-from murmur.tasks.hybrid.on_the_fly import audio_of, speed_chunks, write_normalisation
+from murmur.tasks.hybrid.on_the_fly import audio_of, noise_source, speed_chunks, write_normalisation
 from murmur.tasks.hybrid.stage import Stage, stored_alignment
 from murmur.tasks.prepared import refuse_to_make
 from murmur.tasks.speaker_columns import SpeakerColumns, joined
@@ -179,6 +180,21 @@ class HybridData:
     @staticmethod
     def prepare(half: HmmHalf, targets: Targets) -> HybridData:
         """Make all data that is missing or damaged; utterances without an alignment are left out."""
+        return HybridData._made(half, targets, noise_source(half))
+
+    @staticmethod
+    def load(half: HmmHalf, targets: Targets) -> HybridData:
+        """Open the prepared data; prepare it if it is missing or a file has the wrong size."""
+        noise = noise_source(half)  # its errors are not those of prepared data
+        try:
+            train, versions = _opened(half, targets, noise)
+        except CorpusError as error:
+            log.info("%s", error)
+            return HybridData._made(half, targets, noise)
+        return HybridData._with_dev(half, targets, train, versions)
+
+    @staticmethod
+    def _made(half: HmmHalf, targets: Targets, noise: NoiseSource | None) -> HybridData:
         front, folder = half.front, _folder(half, targets)
         if front.draws:
             audio_of(half.material.train)
@@ -186,20 +202,23 @@ class HybridData:
         make(folder, parts, front.storage, cores_here(), progress=True)
         if front.draws:
             write_normalisation(folder, {u: part.normal for part in parts for u in part.feats})
-        return HybridData.load(half, targets)
+        return HybridData._with_dev(half, targets, *_opened(half, targets, noise))
 
     @staticmethod
-    def load(half: HmmHalf, targets: Targets) -> HybridData:
-        """Open the prepared data; prepare it if it is missing or a file has the wrong size."""
-        try:
-            train = open_store(_folder(half, targets))
-            versions = speed_chunks(half, train) if half.front.draws else None
-        except CorpusError as error:
-            log.info("%s", error)
-            return HybridData.prepare(half, targets)
+    def _with_dev(half: HmmHalf, targets: Targets, train: FrameStore, versions: SpeedChunks | None) -> HybridData:
         dev_feats = half.network_features(half.material.dev)
         dev_targets = {u: hybrid.fit_targets(pdfs_T, len(dev_feats[u])) for u, pdfs_T in targets.dev.items()}
         return HybridData(train, {u: dev_feats[u] for u in dev_targets}, dev_targets, versions)
+
+
+def _opened(half: HmmHalf, targets: Targets, noise: NoiseSource | None) -> tuple[FrameStore, SpeedChunks | None]:
+    """The prepared frames of train, and the speeds and noise that its chunks are drawn with.
+
+    Raises:
+        CorpusError: the data is missing or damaged.
+    """
+    train = open_store(_folder(half, targets))
+    return train, speed_chunks(half, train, noise) if half.front.draws else None
 
 
 def _folder(half: HmmHalf, targets: Targets) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from murmur.engine.task import Recognised
+from murmur.engine.task import REPORTS, Recognised
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.decoding.bootstrap import Interval, interval
 from murmur.speech.decoding.decode_set import Decoded
@@ -89,14 +89,19 @@ class DecodeHalf:
     Attributes:
         material: the set; its test part is never used for tuning.
         tune_every: tuning uses every n-th dev utterance.
-        reports: folder of error reports.
+        cache: folder of prepared data; error reports of tests that save nothing go there, see `reports`.
         kept: folder where results are saved as they are made; None saves nothing.
     """
 
     material: SpeechSet
     tune_every: int
-    reports: Path
+    cache: Path
     kept: Path | None = None
+
+    @property
+    def reports(self) -> Path:
+        """Folder of error reports, that of one run if there is one."""
+        return (self.cache if self.kept is None else self.kept) / REPORTS
 
     def evaluate(self, system: System, parts: Mapping[str, Corpus]) -> list[DecodingResult]:
         """Tune on dev, then decode the parts."""
@@ -123,12 +128,15 @@ class DecodeHalf:
     def result(
         self, system: System, options: DecodeOptions, name: str, part: Corpus, decoded: Decoded
     ) -> DecodingResult:
-        """Score the hypotheses of a part and write its error report."""
+        """Score the hypotheses of a part and write its error report, if that can be written."""
         by_utterance = score_utterances(part.texts, decoded.texts)
         speakers = part.speakers if len(set(part.speakers.values())) >= FEW_SPEAKERS else None
         report = self.reports / f"{system.name}-{name}.txt".replace(" ", "-")
-        report.parent.mkdir(parents=True, exist_ok=True)
-        write_error_report(report, part.texts, decoded.texts)
+        try:
+            report.parent.mkdir(parents=True, exist_ok=True)
+            write_error_report(report, part.texts, decoded.texts)
+        except OSError as error:  # a read-only cache, after hours of training
+            log.warning("%s is not written: %s", report, error)
         spread = interval(by_utterance, speakers)
         total = total_of(by_utterance.values())
         found = recognised(part.texts, decoded.texts, part.speakers)

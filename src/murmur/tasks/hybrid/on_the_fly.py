@@ -8,18 +8,53 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.core.errors import SettingError
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError
 from murmur.speech.corpus.file_errors import making_sense_of
 from murmur.speech.features.frame_store import FrameStore
-from murmur.speech.features.noise import NoiseSource
+from murmur.speech.features.noise import NoiseSource, recordings_in
 from murmur.speech.features.shard_statistics import Normalisation
 from murmur.speech.features.shards import npy_header, write_then_rename
 from murmur.speech.features.speed_chunks import SpeedChunks
+from murmur.tasks.hybrid.config import FrontEnd
 from murmur.tasks.hybrid.hmm import HmmHalf
 
 log = logging.getLogger(__name__)
 OWNERS, PAIRS = "cmvn-owners.npy", "cmvn-pairs.npy"
 AGAIN = "delete it, and prepare again"
+
+
+def check_noise(front: FrontEnd) -> None:
+    """Check that the folder of noise recordings exists and holds some, without opening them.
+
+    Raises:
+        SettingError: there is no such folder.
+        CorpusError: it holds no recordings.
+    """
+    folder = front.noise.recordings
+    if not front.draws or folder is None:
+        return
+    if not folder.is_dir():
+        raise SettingError(f"task.front.noise.recordings: there is no folder {folder}")
+    if front.noise.share:
+        recordings_in(folder)
+
+
+def noise_source(half: HmmHalf) -> NoiseSource | None:
+    """The noise that training adds, with its recordings checked by their headers; None if it adds none.
+
+    Raises:
+        CorpusError: there are no recordings, or one does not fit the speech.
+        ValueError: there is no audio.
+    """
+    front, train = half.front, half.material.train
+    if not front.draws or not front.noise.share:
+        return None
+    audio_of(train)
+    found = NoiseSource(front.noise, half.log_mel(train).rate_hz)
+    if front.noise.recordings is not None:
+        _ = found.files
+    return found
 
 
 def audio_of(corpus: Corpus) -> dict[str, Audio]:
@@ -58,14 +93,16 @@ def write_normalisation(folder: Path, normal: Mapping[str, Normalisation | None]
             pairs.append(np.stack(found.pairs[group]))
         owners.append(numbers[group])
     for name, array in ((OWNERS, np.array(owners, "<i4")), (PAIRS, np.stack(pairs).astype("<f4"))):
-        write_then_rename(folder / name, [npy_header(array.dtype.str, array.shape), array.data])
+        pieces, path = [npy_header(array.dtype.str, array.shape), array.tobytes()], folder / name
+        if not path.is_file() or path.read_bytes() != b"".join(pieces):  # a complete cache may be read-only
+            write_then_rename(path, pieces)
 
 
-def speed_chunks(half: HmmHalf, train: FrameStore) -> SpeedChunks:
+def speed_chunks(half: HmmHalf, train: FrameStore, noise: NoiseSource | None) -> SpeedChunks:
     """Speeds and noise for chunks of a store at speed 1; holds a reference to each utterance's audio, maps the rest.
 
     Raises:
-        CorpusError: the statistics are missing or belong to another store, or there are no recordings of noise.
+        CorpusError: the statistics are missing or belong to another store.
         ValueError: there is no audio.
     """
     corpus = half.material.train
@@ -78,7 +115,6 @@ def speed_chunks(half: HmmHalf, train: FrameStore) -> SpeedChunks:
             raise CorpusError(f"{train.folder / OWNERS} does not match {len(train)} utterances: prepare again")
     sources = tuple(audio[name] for name in train.names)
     front = half.log_mel(corpus)
-    noise = NoiseSource(half.front.noise, front.rate_hz) if half.front.noise.share else None
     if noise is not None and noise.noise.recordings is not None:
         log.info("noise from %d recordings in %s", len(noise.files), noise.noise.recordings)
     return SpeedChunks(train, train.lengths, sources, front, half.front.speeds, owners, pairs, noise)

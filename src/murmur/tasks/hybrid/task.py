@@ -38,19 +38,13 @@ from murmur.speech.models import Network, Tdnn
 from murmur.tasks import corpora
 from murmur.tasks.acoustic_model import AcousticModel, training_statistics
 from murmur.tasks.chunk_learning import ChunkLearning
-from murmur.tasks.hybrid.config import (
-    Chunks,
-    Decoding,
-    FrontEnd,
-    HmmStages,
-    Search,
-    first_options,
-)
+from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search, first_options
 from murmur.tasks.hybrid.data import HybridData, Targets, make_targets, realigned, stored_targets
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, Scorer, System
 from murmur.tasks.hybrid.graphs import HmmSources, check_named
 from murmur.tasks.hybrid.hmm import HmmHalf, input_dims
 from murmur.tasks.hybrid.network_check import check_network
+from murmur.tasks.hybrid.on_the_fly import check_noise, noise_source
 from murmur.tasks.hybrid.speed_transforms import speed_transforms
 from murmur.tasks.hybrid.stage import Stage
 from murmur.tasks.hybrid.two_pass import TwoPass
@@ -176,8 +170,7 @@ class HybridTask(ChunkLearning):
             first_options(search)
         if self.front.cmvn == "none" and self.front.normalised != "static":
             raise SettingError("task.front.normalised has no effect with task.front.cmvn=none: leave one of them out")
-        if self.front.draws and self.front.noise.recordings is not None and not self.front.noise.recordings.is_dir():
-            raise SettingError(f"task.front.noise.recordings: there is no folder {self.front.noise.recordings}")
+        check_noise(self.front)
         if self.realigned_by is not None and not self.realigned_by.with_suffix(".safetensors").is_file():
             raise SettingError(f"task.realigned_by: there is no model {self.realigned_by}.safetensors")
 
@@ -272,6 +265,7 @@ class HybridTask(ChunkLearning):
         self.check_words()
         half = self.hmms
         half.check_test()
+        noise_source(half)  # its errors before the Gaussian systems, which take hours
         bins = self.front.bins if isinstance(half.network_front(self.material.train), LogMel) else None
         check_network(self.network, half.network_dims, bins, self.chunks)
         return HybridData.prepare(self.hmms, self.targets)
@@ -339,7 +333,7 @@ class HybridTask(ChunkLearning):
 
     def test_in(self, model: nn.Module, kept: Path | None) -> Score:
         """`test`, with the decoding results saved in a folder and not decoded again."""
-        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache / "errors", kept)
+        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache, kept)
         others = self._gaussian_results(decoder)
         results = others + self._network_results(decoder, model)
         figures = {name: value for result in results for name, value in result.figures.items()}
@@ -460,7 +454,7 @@ class HybridTask(ChunkLearning):
     @cached_property
     def two_pass(self) -> TwoPass:
         """Two-pass decoding with the last Gaussian system, for its transforms alone."""
-        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache / "errors")
+        decoder = DecodeHalf(self.material, self.decoding.tune_every, self.cache)
         return self._two_pass(self.hmms.trained[-1], decoder)
 
     def _network_results(self, decoder: DecodeHalf, model: nn.Module) -> list[DecodingResult]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.core.errors import READ_ONLY
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.speech.corpus.corpus import Corpus, CorpusError
 from murmur.speech.hmm.speaker_transforms import AdaptedPair, Transforms, transforms_from_paths
@@ -133,9 +134,19 @@ class TwoPass:
         return System(f"{self.stage.name} unadapted", self.words, self.search, self._scorers({}))
 
     def _keep(self, settings: FirstPass) -> FirstPass:
-        self.cache.mkdir(parents=True, exist_ok=True)
-        write_whole(self._first_pass_file, json.dumps(settings.to_json(), indent=1).encode())
+        content = json.dumps(settings.to_json(), indent=1).encode()
+        self._store(self._first_pass_file, lambda path: write_whole(path, content))
         return settings
+
+    def _store(self, path: Path, write: Callable[[Path], None]) -> None:
+        """Write a file of the cache, unless the cache is read-only: it may hold the file already."""
+        try:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            write(path)
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            log.warning("%s is not written: %s", path, error)
 
     def _check_absent(self, what: str) -> None:
         if self.absent == "refuse":
@@ -150,7 +161,7 @@ class TwoPass:
         pair, feats, speakers = self.stage.pair, self.feats(part), corpus.speakers
         found = transforms_from_paths(pair, feats, paths, speakers, adaptation.decoding, self.jobs)
         log.info("%s, %s: transforms of %d speakers", self.stage.name, part, len(found))
-        save_transforms(found, self.transforms_file(corpus))
+        self._store(self.transforms_file(corpus), lambda path: save_transforms(found, path))
         return found
 
     def _scorers(self, transforms: Mapping[str, Transforms]) -> dict[str, partial[np.ndarray]]:

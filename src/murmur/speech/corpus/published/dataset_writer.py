@@ -7,10 +7,10 @@ Audio stays where it is: wav.scp holds absolute paths. Utterances that are stret
 from __future__ import annotations
 
 import json
-import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import lhotse
 
+from murmur.speech.corpus.atomic_file import write_text_whole
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses
 from murmur.speech.corpus.file_errors import read_object
 from murmur.speech.corpus.kaldi_dir import write_scp, write_table
@@ -26,12 +27,14 @@ from murmur.speech.corpus.published.reading import Read
 from murmur.speech.corpus.published.transcripts import TranscriptRule
 
 MANIFEST = "manifest.json"
+SCRATCH = ".splits."  # beginning of the name of a folder that holds splits until all of them are written
 
 
 def write_set(out: Path, name: str, corpus: Published, read: Read) -> dict[str, Any]:
     """Write the result of a reader as a set for training, replacing an earlier copy of the corpus; return the manifest.
 
-    A split appears complete or not at all, other files in the folder stay, and the manifest is written last.
+    All splits are written before the first one is replaced; other files in the folder stay. While splits are replaced,
+    the manifest says that the set is not finished, and training refuses it.
 
     Raises:
         CorpusError: more than 1 % of a split cannot be used, or the folder holds other data.
@@ -43,15 +46,20 @@ def write_set(out: Path, name: str, corpus: Published, read: Read) -> dict[str, 
             check_losses(len(found), found.problems)
         except CorpusError as error:
             raise CorpusError(f"{split}: {error}") from error
-    _write_manifest(out, {"corpus": name, "finished": False, "splits": {split: {} for split in (*before, *worded)}})
-    for split, found in worded.items():
-        _write_split(out / "data" / split, found, read.seconds[split])
-    for split in before:
-        if split not in worded:
-            shutil.rmtree(out / "data" / split, ignore_errors=True)
-    for file, text in read.files.items():
-        _write_text(out / file, text)
-    manifest = {
+    with _scratch(out, {*before, *worded}) as scratch:
+        for split, found in worded.items():
+            _write_split(scratch / split, found, read.seconds[split])
+        _write_manifest(out, {"corpus": name, "finished": False, "splits": {s: {} for s in (*before, *worded)}})
+        _replace_splits(out / "data", scratch, before, worded)
+        for file, text in read.files.items():
+            _write_text(out / file, text)
+        manifest = _manifest(name, corpus, read, worded)
+        _write_manifest(out, manifest)
+    return manifest
+
+
+def _manifest(name: str, corpus: Published, read: Read, worded: Mapping[str, Corpus]) -> dict[str, Any]:
+    return {
         "corpus": name,
         "finished": True,
         "about": corpus.about,
@@ -65,8 +73,6 @@ def write_set(out: Path, name: str, corpus: Published, read: Read) -> dict[str, 
         "splits": {split: _facts(found, read, split) for split, found in worded.items()},
         "trained_speakers": _trained_speakers(worded),
     }
-    _write_manifest(out, manifest)
-    return manifest
 
 
 def earlier_splits(out: Path, name: str) -> tuple[str, ...]:
@@ -98,19 +104,38 @@ def _worded(corpus: Corpus, rule: TranscriptRule) -> Corpus:
     return Corpus(tuple(kept), tuple(problems))
 
 
+@contextmanager
+def _scratch(out: Path, splits: Iterable[str]) -> Iterator[Path]:
+    """Provide a folder for splits, which is removed at the end, with those of killed commands: `out` is locked."""
+    out.mkdir(parents=True, exist_ok=True)
+    earlier = [path for split in splits for path in (out / "data").glob(f".{split}.*")]  # of earlier versions
+    for left in (*out.glob(f"{SCRATCH}*"), *earlier):
+        shutil.rmtree(left, ignore_errors=True)
+    scratch = out / f"{SCRATCH}{secrets.token_hex(4)}"
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _replace_splits(data: Path, scratch: Path, before: Iterable[str], new: Iterable[str]) -> None:
+    """Move the new splits from `scratch` to `data`, and the earlier ones out of it."""
+    data.mkdir(exist_ok=True)
+    for split in dict.fromkeys((*before, *new)):
+        if (data / split).exists():
+            (data / split).rename(scratch / f".{split}")  # removed later: that takes longer
+        if (scratch / split).exists():
+            (scratch / split).rename(data / split)
+
+
 def _write_split(folder: Path, corpus: Corpus, seconds: Mapping[str, float]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    write_table(scratch / "text", corpus.texts)
-    write_table(scratch / "utt2spk", corpus.speakers)
+    write_table(folder / "text", corpus.texts)
+    write_table(folder / "utt2spk", corpus.speakers)
     of_speaker = groupby(sorted(corpus.speakers.items(), key=lambda p: (p[1].encode(), p[0].encode())), lambda p: p[1])
-    write_table(scratch / "spk2utt", {speaker: " ".join(u for u, _ in pairs) for speaker, pairs in of_speaker})
-    write_table(scratch / "utt2dur", {u.id: f"{seconds[u.id]:.3f}" for u in corpus.utterances})
-    _write_audio(scratch, {u.id: u.audio for u in corpus.utterances if u.audio is not None})
-    scratch.chmod(0o755)
-    if folder.exists():
-        shutil.rmtree(folder)
-    scratch.rename(folder)
+    write_table(folder / "spk2utt", {speaker: " ".join(u for u, _ in pairs) for speaker, pairs in of_speaker})
+    write_table(folder / "utt2dur", {u.id: f"{seconds[u.id]:.3f}" for u in corpus.utterances})
+    _write_audio(folder, {u.id: u.audio for u in corpus.utterances if u.audio is not None})
 
 
 def _write_audio(folder: Path, audio: Mapping[str, Audio]) -> None:
@@ -151,6 +176,4 @@ def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
 
 def _write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    write_text_whole(path, text)
