@@ -79,6 +79,17 @@ def digest_of(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
+def minibatches_of(name: str) -> int | None:
+    """Return the minibatches in the name of a checkpoint or a mark, ten digits; None for any other name."""
+    number = int(name) if name.isascii() and name.isdecimal() else -1
+    return number if name == name_of(number) else None
+
+
+def name_of(minibatches: int) -> str:
+    """Return the name of the checkpoint or mark after a number of minibatches."""
+    return f"{minibatches:010d}"
+
+
 def write_pair(stem: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write `stem`.safetensors, then `stem`.json, which makes the pair valid.
 
@@ -299,4 +310,4 @@ class Checkpoints:
         sync_folder(self.folder)
 
     def _at(self, minibatches: int) -> Path:
-        return self.folder / f"{minibatches:010d}"
+        return self.folder / name_of(minibatches)
