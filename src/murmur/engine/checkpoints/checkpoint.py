@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from murmur.core.flat import Layout
 
 KEEP = 2  # complete checkpoints: the newest, and one before it in case a file is damaged
 OWN_DIGEST = "facts_digest"
+PART = re.compile(r"learner-(0|[1-9][0-9]*)\.json")
 KEEPING = ("momentum", "amsgrad", "centered")  # options of torch's optimizers that add a vector to their state
 
 
@@ -141,6 +143,12 @@ def read_pair(stem: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise DamagedCheckpoint(f"{stem.with_suffix('.safetensors')}: holds no tensors: {error}") from error
 
 
+def _parts_in(folder: Path) -> set[int]:
+    """Learners with a part in the folder of a checkpoint; files of other names, such as copies, are none."""
+    named = (PART.fullmatch(file.name) for file in folder.glob("learner-*.json"))
+    return {int(found[1]) for found in named if found is not None}
+
+
 def _learners_of(facts: Mapping[str, Any], folder: Path) -> tuple[set[int], int]:
     """Learners whose parts make up a checkpoint, and the number of learners."""
     named, world = facts.get("learners"), facts.get("world")
@@ -236,8 +244,12 @@ class Checkpoints:
         write_pair(self._at(minibatches) / f"learner-{learner}", tensors, facts)
 
     def marks(self) -> list[int]:
-        """Return the completed minibatches of all checkpoints, complete or not, newest first."""
-        return sorted((int(folder.name) for folder in self.folder.glob("[0-9]*")), reverse=True)
+        """Return the completed minibatches of all checkpoints, complete or not, newest first.
+
+        Other names, such as copies of a checkpoint, do not count.
+        """
+        named = (minibatches_of(folder.name) for folder in self.folder.glob("[0-9]*") if folder.is_dir())
+        return sorted((done for done in named if done is not None), reverse=True)
 
     def part(self, minibatches: int, learner: int) -> CheckpointPart:
         """Read a learner's part of one checkpoint: its own tensors, and the facts of all learners.
@@ -249,7 +261,7 @@ class Checkpoints:
             DamagedCheckpoint: The part of a learner of the checkpoint is not complete; names it.
         """
         folder = self._at(minibatches)
-        there = {int(file.stem.removeprefix("learner-")) for file in folder.glob("learner-*.json")}
+        there = _parts_in(folder)
         if not there:
             raise DamagedCheckpoint(f"{folder}: no learner's part is whole")
         facts = {r: read_facts(folder / f"learner-{r}") for r in sorted(there)}
@@ -299,9 +311,9 @@ class Checkpoints:
     def _complete(self, minibatches: int) -> bool:
         """Return True if all parts have been written; tensors are not read."""
         folder = self._at(minibatches)
-        there = sorted(int(file.stem.removeprefix("learner-")) for file in folder.glob("learner-*.json"))
+        there = _parts_in(folder)
         try:
-            return bool(there) and _learners_of(read_facts(folder / f"learner-{there[0]}"), folder)[0] <= set(there)
+            return bool(there) and _learners_of(read_facts(folder / f"learner-{min(there)}"), folder)[0] <= there
         except DamagedCheckpoint:
             return False
 
