@@ -162,6 +162,29 @@ def test_a_continued_run_keeps_the_cut_with_which_it_began(tmp_path: Path) -> No
         Trainer(part(60), VirtualWorld(2), tmp_path, resume=True).fit()
 
 
+@pytest.mark.parametrize("learners", [8, 4, 2, 1])
+def test_a_continued_run_keeps_the_rate_for_moments_of_pieces(learners: int, tmp_path: Path) -> None:
+    """Its minibatches stay cut in 8, so that Adam's moments stay those of eighths; the growth is L / 8."""
+
+    def part(minibatches: int) -> Experiment:
+        made = run(KAVG(4), Auto("stays", warm=0.0), ToyTask(samples=8, hidden=4))
+        return replace(made, optimizer=Adam(0.01), budget=Budget(minibatches=minibatches))
+
+    Trainer(part(20), VirtualWorld(8), tmp_path).fit()
+    found: list[Record] = []
+    Trainer(part(30), VirtualWorld(learners), tmp_path, lambda _: (found.append,), resume=True).fit()
+    steps = [record.rate for record in found if record.kind == "step"]
+    assert steps == [pytest.approx(0.01 * 2 * learners / 8)] * len(steps)
+
+
+@pytest.mark.parametrize("scale", [Auto(), Auto("stays"), Fixed()])
+def test_a_rule_for_a_run_that_has_begun_is_that_of_its_cut(scale: Any) -> None:
+    """For learners that resume and for those that join late, whose number is another one."""
+    made = replace(run(KAVG(4), scale), optimizer=Adam(0.01))
+    begun = made.scaled(3).rule
+    assert {made.scaled(learners, begun.cut).rule for learners in (1, 2, 3, 12)} == {begun}
+
+
 @pytest.mark.parametrize("strategy", [ASGD(), Downpour(2, 2)])
 @pytest.mark.parametrize(("rule", "factor"), [(Auto(), 1.0), (Auto("stays"), 1 / 3)])
 def test_added_steps_are_steps_of_single_pieces(strategy: Any, rule: Any, factor: float) -> None:
