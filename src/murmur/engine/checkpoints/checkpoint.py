@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -250,6 +250,13 @@ class Checkpoints:
         """
         named = (minibatches_of(folder.name) for folder in self.folder.glob("[0-9]*") if folder.is_dir())
         return sorted((done for done in named if done is not None), reverse=True)
+
+    def facts(self) -> Iterator[dict[str, Any]]:
+        """Yield the facts of all parts that can be read, those of the newest checkpoint first."""
+        for done in self.marks():
+            for learner in sorted(_parts_in(self._at(done))):
+                with suppress(DamagedCheckpoint):
+                    yield read_facts(self._at(done) / f"learner-{learner}")
 
     def part(self, minibatches: int, learner: int) -> CheckpointPart:
         """Read a learner's part of one checkpoint: its own tensors, and the facts of all learners.
