@@ -157,9 +157,29 @@ def test_a_continued_run_keeps_the_cut_with_which_it_began(tmp_path: Path) -> No
     steps = [record for record in whole if record.kind == "step"]
     assert {record.minibatches for record in steps} >= {90, 178}  # pieces, three of each minibatch
     assert {record.rate for record in steps if record.epoch > 0.03} == {0.1 * (1 + (2 / 3 - 1))}
-    (tmp_path / "checkpoints" / "cut.json").write_text('{"cut": 0}')
-    with pytest.raises(ValueError, match="at least 1 piece, not 0"):
-        Trainer(part(60), VirtualWorld(2), tmp_path, resume=True).fit()
+
+
+@pytest.mark.parametrize("learners", [8, 4, 2, 1])
+def test_a_continued_run_keeps_the_rate_for_moments_of_pieces(learners: int, tmp_path: Path) -> None:
+    """Its minibatches stay cut in 8, so that Adam's moments stay those of eighths; the growth is L / 8."""
+
+    def part(minibatches: int) -> Experiment:
+        made = run(KAVG(4), Auto("stays", warm=0.0), ToyTask(samples=8, hidden=4))
+        return replace(made, optimizer=Adam(0.01), budget=Budget(minibatches=minibatches))
+
+    Trainer(part(20), VirtualWorld(8), tmp_path).fit()
+    found: list[Record] = []
+    Trainer(part(30), VirtualWorld(learners), tmp_path, lambda _: (found.append,), resume=True).fit()
+    steps = [record.rate for record in found if record.kind == "step"]
+    assert steps == [pytest.approx(0.01 * 2 * learners / 8)] * len(steps)
+
+
+@pytest.mark.parametrize("scale", [Auto(), Auto("stays"), Fixed()])
+def test_a_rule_for_a_run_that_has_begun_is_that_of_its_cut(scale: Any) -> None:
+    """For learners that resume and for those that join late, whose number is another one."""
+    made = replace(run(KAVG(4), scale), optimizer=Adam(0.01))
+    begun = made.scaled(3).rule
+    assert {made.scaled(learners, begun.cut).rule for learners in (1, 2, 3, 12)} == {begun}
 
 
 @pytest.mark.parametrize("strategy", [ASGD(), Downpour(2, 2)])

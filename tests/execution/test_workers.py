@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from functools import partial
 
 import pytest
 
+from murmur.core.errors import user_message
 from murmur.execution import processes
 from murmur.execution.processes import in_processes, run_following, run_in_workers
 
@@ -39,6 +41,27 @@ def test_results_have_their_places_and_errors_are_raised() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         list(run_in_workers([partial(divide, 1), partial(divide, 0)], 1))
     assert "in divide" in raised.value.__notes__[0]
+
+
+def be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    raise RuntimeError("a fault of the program")
+
+
+def test_a_killed_worker_is_told_in_one_line() -> None:
+    """As the kernel kills one that takes too much memory; other errors of jobs keep their traceback."""
+    with pytest.raises(RuntimeError, match="a worker process died") as raised:
+        list(run_in_workers([partial(give, 1), be_killed], 2))
+    message = user_message(raised.value)
+    assert message is not None
+    assert "run it again, with fewer processes if memory was short" in message
+    assert "\n" not in message
+    with pytest.raises(RuntimeError, match="a fault of the program") as raised:
+        list(run_in_workers([fail], 1))
+    assert user_message(raised.value) is None
 
 
 def test_jobs_that_results_call_for_are_run_by_idle_processes() -> None:

@@ -44,8 +44,12 @@ USER_ERRORS = (
 
 
 def user_message(error: BaseException) -> str | None:
-    """Return the message, with a remedy, of an error that a user can cause and correct; None for any other error."""
-    if not isinstance(error, USER_ERRORS) and not (isinstance(error, OSError) and error.errno in PATH_ERRORS):
+    """Return the message, with a remedy, of an error that a user can cause and correct; None for any other error.
+
+    A class of errors that is not among `USER_ERRORS` declares `of_user = True`, as that of a package below this one.
+    """
+    known = isinstance(error, USER_ERRORS) or getattr(error, "of_user", False)
+    if not known and not (isinstance(error, OSError) and error.errno in PATH_ERRORS):
         return None
     remedy = WRITING.get(error.errno or 0) if isinstance(error, OSError) else None
     return str(error) if remedy is None or remedy in str(error) else f"{error}: {remedy}"

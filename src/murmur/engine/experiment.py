@@ -82,13 +82,14 @@ class Experiment:
 
         Args:
             learners: Number of learners at the start, servers included.
-            cut: Pieces of each minibatch, if the run has begun already.
+            cut: Pieces of each minibatch, if the run has begun already; the whole rule follows from it.
         """
         if self.begun is not None:
             return self
+        if cut is not None:
+            return replace(self, begun=self.scaling.with_cut(cut, self.strategy, self.schedule))
         training = training_learners(self.strategy, learners)
-        rule = self.scaling.of(training, self.task, self.strategy, self.schedule)
-        return replace(self, begun=rule if cut is None else replace(rule, cut=cut))
+        return replace(self, begun=self.scaling.of(training, self.task, self.strategy, self.schedule))
 
     @property
     def rule(self) -> Scaled:

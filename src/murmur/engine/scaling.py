@@ -32,7 +32,11 @@ class Fixed:
 
     def of(self, learners: int, task: object, strategy: object, schedule: object) -> Scaled:  # noqa: ARG002 - fixed
         """Return the rule that changes nothing."""
-        return Scaled(cut=1, warm=0.0, rate=False, horizons=False)
+        return self.with_cut(1, strategy, schedule)
+
+    def with_cut(self, cut: int, strategy: object, schedule: object) -> Scaled:  # noqa: ARG002 - fixed
+        """Return the rule that changes nothing, for a run that has begun with minibatches cut in so many pieces."""
+        return Scaled(cut=cut, warm=0.0, rate=False, horizons=False)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from murmur.core.world import Seat, World
 from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind
 from murmur.engine import cover
 from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
-from murmur.engine.checkpoints.cut import cut_of, write_cut
+from murmur.engine.checkpoints.cut import cut_of, restore_cut, write_cut
 from murmur.engine.checkpoints.resume import Resume, forget_position, join_late, resume, write_outputs
 from murmur.engine.counters import tell_bad_numbers
 from murmur.engine.elastic_run import run_strategy
@@ -176,6 +176,8 @@ class Trainer:
                 Checkpoints(out / "checkpoints").clear()
                 forget_position(out)
                 write_cut(out, source.experiment.cut)
+            else:
+                restore_cut(out, source.experiment.cut)
             write_outputs(out, outputs_of(source.experiment.task))
             _forget_after(records, mark or 0, source)
             if trace.exists():

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from murmur.execution.workers import Worker, end_workers, in_worker, start_worker, wait_for_reason
+from murmur.execution.workers import Worker, WorkerDied, end_workers, in_worker, start_worker, wait_for_reason
 
 START_SECONDS = 5.0  # startup of a process, which imports PyTorch
 Done = TypeVar("Done")
@@ -27,7 +27,7 @@ def in_processes(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterator
 
     Raises:
         Exception: a job raised it; jobs that had not begun are not run.
-        RuntimeError: a process died.
+        WorkerDied: a process died.
     """
     began = time.monotonic()
     for number, job in enumerate(jobs):
@@ -44,7 +44,7 @@ def run_in_workers(jobs: Sequence[Callable[[], Done]], processes: int) -> Iterat
 
     Raises:
         Exception: a job raised it, its traceback is added as a note; jobs under way are ended.
-        RuntimeError: a process died.
+        WorkerDied: a process died.
     """
     places = iter(range(len(jobs)))
     return run_following(lambda: next(places, None), jobs.__getitem__, processes)
@@ -63,7 +63,7 @@ def run_following(
 
     Raises:
         Exception: a job raised it, its traceback is added as a note; jobs under way are ended.
-        RuntimeError: a process died.
+        WorkerDied: a process died.
     """
     started: list[Worker] = []
     idle: list[Connection] = []
@@ -90,7 +90,7 @@ def _receive(connection: Connection) -> Any:
         done, error = connection.recv()
     except (EOFError, ConnectionResetError):
         wait_for_reason()
-        raise RuntimeError(
+        raise WorkerDied(
             "a worker process died: out of memory, or a script that starts work outside of `if __name__ == "
             '"__main__"`? Finished work is saved; run it again, with fewer processes if memory was short'
         ) from None

@@ -23,6 +23,16 @@ SAME_REASON_SECONDS = 0.2
 PATIENCE_SECONDS = 5.0  # for a worker to end by itself after its pipe is closed
 
 
+class WorkerDied(RuntimeError):
+    """A worker process has ended in the middle of a job, often for want of memory.
+
+    Attributes:
+        of_user: A command ends with the message alone, without a traceback (`murmur.core.errors.user_message`).
+    """
+
+    of_user = True
+
+
 @dataclass(frozen=True)
 class Worker:
     """A process, and this process's end of the pipe to it."""

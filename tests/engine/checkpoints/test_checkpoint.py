@@ -239,3 +239,21 @@ def test_no_bit_of_the_facts_can_change_unseen(tmp_path: Path) -> None:
             with suppress(DamagedCheckpoint):
                 read = read_pair(tmp_path / "a")[1]
                 assert {name: read.get(name) for name in facts} == {name: whole[name] for name in facts}
+
+
+def test_only_exact_names_count(tmp_path: Path) -> None:
+    """Copies that a user has made stay, and nothing is read from them."""
+    checkpoints = whole_checkpoints(tmp_path)
+    copies = [tmp_path / name for name in ("0000000030.bak", "30", "00000000040", "50 (copy)")]
+    for copy in copies:
+        shutil.copytree(tmp_path / "0000000030", copy)
+    (tmp_path / "0000000060").write_text("")  # no folder
+    for name in ("learner-0 (copy).json", "learner-01.json", "learner-.json", "learner-x.json"):
+        shutil.copy(tmp_path / "0000000030" / "learner-0.json", tmp_path / "0000000030" / name)
+    assert checkpoints.marks() == [30, 20, 10]
+    assert checkpoints.newest(1)[1] == []
+    assert found_by_all(checkpoints) == 30
+    checkpoints.prune()
+    assert checkpoints.marks() == [30, 20]
+    checkpoints.clear()
+    assert all(copy.is_dir() for copy in copies)

@@ -23,8 +23,9 @@ def leave_run(folder: Path) -> None:
         (folder / "run.json").write_text(json.dumps({**FACTS, "started": "2026-01-02T03:04:05+00:00"}))
         for name in ("records.jsonl", "model.json", "model.safetensors", "score.json", "trace-until-3.json"):
             (folder / name).write_text("{}\n")
+        kept = ("0000000003/learner-0.json", "marks/0000000003.json", "cut.json", "began.json", "outputs.json")
         reports = ("errors/network-test.txt", "decoded/errors/network-dev.txt")
-        for name in ("checkpoints/0000000003/learner-0.json", "checkpoints/marks/0000000003.json", *reports):
+        for name in (*(f"checkpoints/{file}" for file in kept), *reports):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("{}")
         run.end(0)
@@ -47,6 +48,7 @@ def test_a_run_is_refused_with_what_is_there_and_the_ways_on(tmp_path: Path) -> 
 def test_force_removes_what_the_run_wrote_and_nothing_else(tmp_path: Path) -> None:
     leave_run(tmp_path)
     own = {"notes.txt", "checkpoints/keep.me", "models/model.safetensors", "learner-0.json", "errors/mine.md"}
+    own |= {"checkpoints/0000000003.bak/learner-0.json"}  # a copy of a checkpoint
     for name in own:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")

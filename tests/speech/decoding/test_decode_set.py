@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from murmur.execution.workers import WorkerDied
 from murmur.speech.decoding import decoder as decode
 from murmur.speech.decoding.decode_set import decode_set
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
@@ -103,7 +104,7 @@ def test_a_killed_process_is_reported_with_its_utterance(folder):
         time.sleep(0.1)
         yield "u01", scores["u01"]
 
-    with pytest.raises(RuntimeError, match="a decoding process died with utterance u0"):
+    with pytest.raises(WorkerDied, match="a decoding process died with utterance u0"):
         decode_set(folder, pairs(), OPTIONS, 2)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from drawn_corpus import draw_corpus
+from murmur.execution.workers import WorkerDied
 from murmur.speech.hmm import blocks, passes
 from murmur.speech.hmm.align import align, align_scores
 from murmur.speech.hmm.blocks import Workers, cut_into_blocks
@@ -138,7 +139,7 @@ def test_failures_in_other_processes_surface(corpus, monkeypatch):
     with Workers(cut_into_blocks(corpus.feats, corpus.texts), jobs=2) as workers:
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             workers.map(divide_by_zero)
-        with pytest.raises(RuntimeError, match="has died"):
+        with pytest.raises(WorkerDied, match="has died"):
             workers.map(die)
 
 

@@ -9,18 +9,16 @@ checkpoints/marks/0000001200.safetensors    weights and buffers of the consensus
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from murmur.core.errors import DamagedCheckpoint
-from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
+from murmur.engine.checkpoints.checkpoint import minibatches_of, name_of, read_facts, read_pair, write_pair
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +28,7 @@ class BestCheckpoints:
 
     def __init__(self, folder: Path, most: int) -> None:
         self.folder, self.most = folder, most
+        self._left_out = set[Path]()  # damaged marks that a warning has named
 
     def add(self, tensors: Mapping[str, Tensor], figures: Mapping[str, float], done: int) -> None:
         """Keep the model after `done` minibatches if it is among the best; a loss of nan never is."""
@@ -37,46 +36,63 @@ class BestCheckpoints:
         if self.most < 1 or not math.isfinite(loss):
             return
         stem = self._stem(done)
-        kept = self.ranked()
-        if stem not in kept and len(kept) >= self.most and not loss < _loss(kept[self.most - 1]):
+        kept = self._losses()
+        if stem not in kept and len(kept) >= self.most and not loss < sorted(kept.values())[self.most - 1]:
             return
         write_pair(stem, tensors, {"minibatches": done, "figures": dict(figures)})
         for worse in self.ranked()[self.most :]:
             _delete(worse)
 
     def ranked(self) -> list[Path]:
-        """Return the stems of the kept models, lowest held-out loss first."""
-        stems = [path.with_suffix("") for path in self.folder.glob("[0-9]*.json")]
-        return sorted(stems, key=lambda stem: (_loss(stem), stem.name))
+        """Return the stems of the kept models, lowest held-out loss first; a damaged one is left out with a warning."""
+        losses = self._losses()
+        return sorted(losses, key=lambda stem: (losses[stem], stem.name))
 
     def forget_after(self, done: int) -> None:
-        """Delete models beyond `done` minibatches: a resumed run makes them again."""
-        for stem in self.ranked():
-            if int(stem.name) > done:
+        """Delete models beyond `done` minibatches, damaged or not: a resumed run makes them again."""
+        for minibatches, stem in self._stems():
+            if minibatches > done:
                 _delete(stem)
 
-    def mean(self) -> tuple[dict[str, Tensor], list[int]]:
+    def mean(self) -> tuple[dict[str, Tensor], list[int]] | None:
         """Return the mean of the kept models, summed in float64, and the minibatches after which they were saved.
 
         Integer buffers have no mean: those of the last model are taken.
 
-        A damaged file is left out with a warning, so that a finished run can still end.
-
-        Raises:
-            ValueError: No complete model is kept.
+        A damaged file is left out with a warning, so that a finished run can still end. None: no complete model is
+        kept, as no held-out loss was finite or all files are damaged.
         """
         models: dict[int, Mapping[str, Tensor]] = {}
         for stem in sorted(self.ranked()):
             try:
                 models[int(stem.name)] = read_pair(stem)[0]
             except DamagedCheckpoint as error:
-                log.warning("left out of the averaged model: %s", error)
-        if not models:
-            raise ValueError(f"{self.folder} keeps no model to average: no mark had a finite held-out loss")
-        return _mean_of(list(models.values())), list(models)
+                self._leave_out(stem, error)
+        return (_mean_of(list(models.values())), list(models)) if models else None
+
+    def _losses(self) -> dict[Path, float]:
+        """Held-out losses of the kept models that are complete, by stem."""
+        losses = {}
+        for _, stem in self._stems():
+            try:
+                losses[stem] = _loss(stem)
+            except DamagedCheckpoint as error:
+                self._leave_out(stem, error)
+        return losses
+
+    def _stems(self) -> list[tuple[int, Path]]:
+        """Return (minibatches, stem) of all marks; files of other names, such as copies, are none."""
+        stems = [path.with_suffix("") for path in self.folder.glob("[0-9]*.json")]
+        named = [(minibatches_of(stem.name), stem) for stem in stems]
+        return [(minibatches, stem) for minibatches, stem in named if minibatches is not None]
+
+    def _leave_out(self, stem: Path, error: DamagedCheckpoint) -> None:
+        if stem not in self._left_out:  # marks are read at every evaluation
+            log.warning("left out of the averaged model: %s", error)
+        self._left_out.add(stem)
 
     def _stem(self, done: int) -> Path:
-        return self.folder / f"{done:010d}"
+        return self.folder / name_of(done)
 
 
 def _mean_of(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -90,8 +106,16 @@ def _mean_of(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _loss(stem: Path) -> float:
-    facts: dict[str, Any] = json.loads(stem.with_suffix(".json").read_bytes())
-    return float(facts["figures"]["loss"])
+    """Held-out loss of a mark.
+
+    Raises:
+        DamagedCheckpoint: A file is missing, cut off or changed; names it.
+    """
+    facts = read_facts(stem)
+    try:
+        return float(facts["figures"]["loss"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedCheckpoint(f"{stem.with_suffix('.json')}: names no held-out loss") from error
 
 
 def _delete(stem: Path) -> None:

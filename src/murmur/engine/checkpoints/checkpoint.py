@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -32,6 +33,7 @@ from murmur.core.flat import Layout
 
 KEEP = 2  # complete checkpoints: the newest, and one before it in case a file is damaged
 OWN_DIGEST = "facts_digest"
+PART = re.compile(r"learner-(0|[1-9][0-9]*)\.json")
 KEEPING = ("momentum", "amsgrad", "centered")  # options of torch's optimizers that add a vector to their state
 
 
@@ -77,6 +79,17 @@ def _make_folder(folder: Path) -> None:
 def digest_of(data: bytes) -> str:
     """Return a digest of thirty-two hexadecimal digits."""
     return blake2b(data, digest_size=16).hexdigest()
+
+
+def minibatches_of(name: str) -> int | None:
+    """Return the minibatches in the name of a checkpoint or a mark, ten digits; None for any other name."""
+    number = int(name) if name.isascii() and name.isdecimal() else -1
+    return number if name == name_of(number) else None
+
+
+def name_of(minibatches: int) -> str:
+    """Return the name of the checkpoint or mark after a number of minibatches."""
+    return f"{minibatches:010d}"
 
 
 def write_pair(stem: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -128,6 +141,12 @@ def read_pair(stem: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return load(raw), facts
     except (SafetensorError, ValueError, KeyError) as error:
         raise DamagedCheckpoint(f"{stem.with_suffix('.safetensors')}: holds no tensors: {error}") from error
+
+
+def _parts_in(folder: Path) -> set[int]:
+    """Learners with a part in the folder of a checkpoint; files of other names, such as copies, are none."""
+    named = (PART.fullmatch(file.name) for file in folder.glob("learner-*.json"))
+    return {int(found[1]) for found in named if found is not None}
 
 
 def _learners_of(facts: Mapping[str, Any], folder: Path) -> tuple[set[int], int]:
@@ -225,8 +244,19 @@ class Checkpoints:
         write_pair(self._at(minibatches) / f"learner-{learner}", tensors, facts)
 
     def marks(self) -> list[int]:
-        """Return the completed minibatches of all checkpoints, complete or not, newest first."""
-        return sorted((int(folder.name) for folder in self.folder.glob("[0-9]*")), reverse=True)
+        """Return the completed minibatches of all checkpoints, complete or not, newest first.
+
+        Other names, such as copies of a checkpoint, do not count.
+        """
+        named = (minibatches_of(folder.name) for folder in self.folder.glob("[0-9]*") if folder.is_dir())
+        return sorted((done for done in named if done is not None), reverse=True)
+
+    def facts(self) -> Iterator[dict[str, Any]]:
+        """Yield the facts of all parts that can be read, those of the newest checkpoint first."""
+        for done in self.marks():
+            for learner in sorted(_parts_in(self._at(done))):
+                with suppress(DamagedCheckpoint):
+                    yield read_facts(self._at(done) / f"learner-{learner}")
 
     def part(self, minibatches: int, learner: int) -> CheckpointPart:
         """Read a learner's part of one checkpoint: its own tensors, and the facts of all learners.
@@ -238,7 +268,7 @@ class Checkpoints:
             DamagedCheckpoint: The part of a learner of the checkpoint is not complete; names it.
         """
         folder = self._at(minibatches)
-        there = {int(file.stem.removeprefix("learner-")) for file in folder.glob("learner-*.json")}
+        there = _parts_in(folder)
         if not there:
             raise DamagedCheckpoint(f"{folder}: no learner's part is whole")
         facts = {r: read_facts(folder / f"learner-{r}") for r in sorted(there)}
@@ -288,9 +318,9 @@ class Checkpoints:
     def _complete(self, minibatches: int) -> bool:
         """Return True if all parts have been written; tensors are not read."""
         folder = self._at(minibatches)
-        there = sorted(int(file.stem.removeprefix("learner-")) for file in folder.glob("learner-*.json"))
+        there = _parts_in(folder)
         try:
-            return bool(there) and _learners_of(read_facts(folder / f"learner-{there[0]}"), folder)[0] <= set(there)
+            return bool(there) and _learners_of(read_facts(folder / f"learner-{min(there)}"), folder)[0] <= there
         except DamagedCheckpoint:
             return False
 
@@ -299,4 +329,4 @@ class Checkpoints:
         sync_folder(self.folder)
 
     def _at(self, minibatches: int) -> Path:
-        return self.folder / f"{minibatches:010d}"
+        return self.folder / name_of(minibatches)

@@ -62,10 +62,11 @@ class Checkpointer:
             self._average(self._out, self._best, done)
 
     def _average(self, out: Path, best: BestCheckpoints, done: int) -> None:
-        """Write averaged.safetensors: the mean of the kept models, with its own held-out figures."""
-        if not best.ranked():
+        """Write averaged.safetensors: the mean of the kept models, if any, with its own held-out figures."""
+        found = best.mean()
+        if found is None:
             return
-        tensors, marks = best.mean()
+        tensors, marks = found
         device = self._source.layout.device
         figures = self._evaluator.figures({name: tensor.to(device) for name, tensor in tensors.items()})
         write_pair(out / "averaged", tensors, {"minibatches": done, "marks": marks, **self._facts(figures)})

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from murmur.core.flat import Layout
 from murmur.core.group import Group
 from murmur.engine.checkpoints.checkpoint import CheckpointPart, Checkpoints, kind_of_state, write_whole
+from murmur.engine.checkpoints.cut import check_cut
 from murmur.engine.checkpoints.position import Position
 from murmur.engine.checkpoints.state import check_outputs, check_weights, keeps_optimizer, position_of, unpack
 from murmur.engine.experiment import Experiment, describe, differences
@@ -52,13 +53,14 @@ def check_resumable(out: Path, scaled: Experiment, model: nn.Module) -> None:
         model: Its model.
 
     Raises:
-        ValueError: The checkpoint belongs to another model, to other outputs, lies beyond the budget, or is that of
-            its end and was made with other settings of training.
+        ValueError: The checkpoint belongs to another model, to other outputs, to minibatches cut in other pieces, lies
+            beyond the budget, or is that of its end and was made with other settings of training.
     """
     newest = Checkpoints(out / "checkpoints").newest(0)[0]
     if newest is not None:
         check_weights(newest, Layout.trainable(model).numel)
         check_outputs(newest, outputs_of(scaled.task))
+        check_cut(out, newest, scaled.cut)
         check_budget(newest.facts["minibatches"], scaled.total)
         check_unchanged(newest.facts, scaled)
 
@@ -69,7 +71,8 @@ async def resume(source: TaskSource, out: Path) -> Resume | None:
     All learners call this together. Learner 0 logs the result, and deletes newer checkpoints that were not used.
 
     Raises:
-        ValueError: The checkpoint belongs to another model, or lies beyond the budget.
+        ValueError: The checkpoint belongs to another model, to minibatches cut in other pieces, or lies beyond the
+            budget.
     """
     group, checkpoints = source.seat.group, Checkpoints(out / "checkpoints")
     part, passed_over = await newest_of_all(checkpoints, group, source)
@@ -80,6 +83,7 @@ async def resume(source: TaskSource, out: Path) -> Resume | None:
         if group.rank == 0:
             log.warning("no whole checkpoint in %s: the run starts from the beginning", checkpoints.folder)
         return None
+    check_cut(out, part, source.experiment.cut)
     outer = unpack(source, part)
     position, facts = position_of(part), part.facts
     check_budget(facts["minibatches"], source.total)

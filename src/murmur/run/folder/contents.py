@@ -23,11 +23,12 @@ FILES = (
     *("simulated.json", "simulated.png", "report.html", RESCORING),
     *(f"{name}.{kind}" for name in MODELS for kind in ("json", "safetensors")),
 )
+CHECKPOINT = f"checkpoints/{'[0-9]' * 10}"  # a copy with another name is a user's file
 PATTERNS = (
     "trace-until-*.json",
-    "checkpoints/[0-9]*/learner-*.*",
+    f"{CHECKPOINT}/learner-*.*",
     "checkpoints/marks/[0-9]*.*",
-    "checkpoints/began.json",
+    *(f"checkpoints/{name}.json" for name in ("began", "cut", "outputs")),
     "decoded/*",
     *(f"decoded/{REPORTS}/*", f"{REPORTS}/*.txt"),
     f"{RECOGNISER}/graphs/graph-*/*",
@@ -35,7 +36,7 @@ PATTERNS = (
     f"{DESCRIPTION}/*",
 )
 FOLDERS = (
-    *("checkpoints/[0-9]*", "checkpoints/marks", "checkpoints", f"decoded/{REPORTS}", "decoded", REPORTS),
+    *(CHECKPOINT, "checkpoints/marks", "checkpoints", f"decoded/{REPORTS}", "decoded", REPORTS),
     *(f"{RECOGNISER}/graphs/graph-*", f"{RECOGNISER}/graphs", RECOGNISER),
     DESCRIPTION,
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from murmur.execution.workers import Worker, end_workers, start_worker, wait_for_reason
+from murmur.execution.workers import Worker, WorkerDied, end_workers, start_worker, wait_for_reason
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder, Hypothesis
 from murmur.speech.decoding.graph_store import StoredGraph
 from murmur.speech.decoding.kept_results import KeptResults, Pair, Result
@@ -210,7 +210,7 @@ def _receive(connection: Connection, name: str) -> Result:
         answer = connection.recv()
     except (EOFError, ConnectionResetError):
         wait_for_reason()
-        raise RuntimeError(f"a decoding process died with utterance {name}: out of memory? Use fewer jobs") from None
+        raise WorkerDied(f"a decoding process died with utterance {name}: out of memory? Use fewer jobs") from None
     if isinstance(answer, Exception):
         raise answer
     return answer

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from murmur.execution.workers import Worker, end_workers, in_worker, start_worker, wait_for_reason
+from murmur.execution.workers import Worker, WorkerDied, end_workers, in_worker, start_worker, wait_for_reason
 from murmur.speech.decoding.graph import DecodingGraph
 from murmur.speech.decoding.graph_store import load_graph, write_graph
 from murmur.speech.language_model.grammar import Grammar
@@ -27,7 +27,7 @@ def build_graph(build: Callable[[], DecodingGraph], grammar: Grammar, scratch: P
 
     Raises:
         Exception: `build` raised it.
-        RuntimeError: the other process died.
+        WorkerDied: the other process died.
     """
     if grammar.fst.num_states < LARGE_STATES or in_worker():
         return build()
@@ -38,7 +38,7 @@ def build_graph(build: Callable[[], DecodingGraph], grammar: Grammar, scratch: P
             error = start_worker(started, _build, build, Path(folder)).connection.recv()
         except (EOFError, ConnectionResetError):
             wait_for_reason()
-            raise RuntimeError(
+            raise WorkerDied(
                 "the process that built a decoding graph died: out of memory? A smaller language model (murmur lm"
                 " prune) needs less"
             ) from None

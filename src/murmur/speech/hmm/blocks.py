@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.execution.workers import PATIENCE_SECONDS, Worker, end_workers, start_worker, wait_for_reason
+from murmur.execution.workers import PATIENCE_SECONDS, Worker, WorkerDied, end_workers, start_worker, wait_for_reason
 from murmur.speech.hmm.fmllr import adapt
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.phone_arcs import IntArray
@@ -114,7 +115,8 @@ class Workers:
         """function(block, *arguments) of all blocks, in their order. Changes that it makes to a block persist.
 
         Raises:
-            RuntimeError: the function failed in another process (the message has its traceback), or a process died.
+            RuntimeError: the function failed in another process (the message has its traceback).
+            WorkerDied: a process died.
         """
         results: dict[int, Result] = {i: function(block, *arguments) for i, block in self._own}
         for worker in self._workers:
@@ -129,7 +131,7 @@ def _send(worker: Worker, request: Any) -> None:
     try:
         worker.connection.send(request)
     except BrokenPipeError as error:
-        raise RuntimeError(f"alignment process {process.pid} has died (exit code {process.exitcode})") from error
+        raise _died(process) from error
 
 
 def _receive(worker: Worker) -> dict[int, Any]:
@@ -139,12 +141,17 @@ def _receive(worker: Worker) -> dict[int, Any]:
     except EOFError as error:
         process.join(timeout=1.0)
         wait_for_reason()
-        raise RuntimeError(
-            f"alignment process {process.pid} has died (exit code {process.exitcode}): out of memory?"
-        ) from error
+        raise _died(process) from error
     if failure:
         raise RuntimeError(f"alignment process {process.pid} failed:\n{failure}")
     return dict(results)
+
+
+def _died(process: BaseProcess) -> WorkerDied:
+    return WorkerDied(
+        f"alignment process {process.pid} has died (exit code {process.exitcode}): out of memory? Finished work is"
+        " saved; run it again, with fewer processes if memory was short"
+    )
 
 
 def _serve(connection: Connection) -> None:
