@@ -1,6 +1,7 @@
 """Training on prepared corpora, from `murmur prepare` to frame accuracy; every frame is consumed once."""
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,6 +58,17 @@ def task(tmp_path_factory):
     network = Tdnn(16, ((-1, 0, 1),), dropout=0.0)
     plain = SpecAugment(time_masks=0, bin_masks=0)
     return FramesTask(root / "train", root / "dev", network=network, chunks=chunks, augment=plain)
+
+
+def test_the_digest_of_the_data_is_that_of_both_corpora_wherever_they_lie(task, tmp_path):
+    for part in ("train", "dev"):
+        shutil.copytree(getattr(task, part), tmp_path / part)
+    moved = FramesTask(tmp_path / "train", tmp_path / "dev")
+    assert moved.data_digest == task.data_digest
+    swapped = FramesTask(tmp_path / "dev", tmp_path / "train")
+    make(tmp_path / "other", (Drawn(1, 20), Drawn(4, 20)), "uint8")
+    other = FramesTask(tmp_path / "other", tmp_path / "dev")
+    assert len({task.data_digest, swapped.data_digest, other.data_digest}) == 3
 
 
 @pytest.mark.parametrize("made", ["task", "toy"])

@@ -195,6 +195,27 @@ def outputs_of(task: Task) -> str:
 
 
 @runtime_checkable
+class IdentifiesData(Protocol):
+    """Optional addition to `Task`: the identity of its training and held-out data.
+
+    A run that is resumed with other data warns, and its best and averaged models begin anew.
+
+    Attributes:
+        data_digest: Hexadecimal digits that depend on the data, such as names, texts and lengths of utterances. They
+            are equal for all learners, and depend neither on the folder of the data nor on the dates of files.
+    """
+
+    @property
+    def data_digest(self) -> str: ...
+
+
+def data_of(task: Task) -> dict[str, Any]:
+    """Return the digest of a task's data, with its minibatches and samples per epoch; empty without a digest."""
+    digest = task.data_digest if isinstance(task, IdentifiesData) else ""
+    return {"digest": digest, "minibatches": task.per_epoch, "samples": task.samples_per_epoch} if digest else {}
+
+
+@runtime_checkable
 class DescribesModel(Protocol):
     """Optional addition to `Task`: plain files that, with the weights, make a model usable without its training data.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.prefetch import Prefetch, lane_to, to_device
 from murmur.engine.record import Observer, Record
 from murmur.engine.seeds import seed_of, seed_torch
-from murmur.engine.task import Task
+from murmur.engine.task import Task, data_of
 
 log = logging.getLogger(__name__)
 Boundary = Callable[[Learner], Any]
@@ -95,6 +96,11 @@ class TaskSource:
         self._minibatches = Prefetch(experiment.minibatch, ahead, lane_to(seat.device))
         self._computed_by_others = 0.0  # seconds of gradients that were heard of since the previous record
         self._foreseen: list[int] | None = None  # None: numbers are claimed, and unknown before
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """Digest and amount of the task's data, for checkpoints."""
+        return data_of(self.task)
 
     @property
     def buffers(self) -> Layout:

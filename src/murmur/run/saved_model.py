@@ -26,6 +26,7 @@ from murmur.engine.task import (
     Score,
     Task,
     Unmade,
+    data_of,
     outputs_of,
     piece_of,
     test_in,
@@ -265,6 +266,11 @@ class Initialised:
     def outputs_digest(self) -> str:
         """Digest of what the outputs of the task stand for."""
         return outputs_of(self.task)
+
+    @property
+    def data_digest(self) -> str:
+        """Digest of the data of the task; "" if it does not identify them."""
+        return str(data_of(self.task).get("digest", ""))
 
     def minibatch(self, n: int) -> Any:
         """Minibatch n of the task."""

@@ -10,6 +10,7 @@ is no lexicon and no decoding: the figures are frame accuracy and cross-entropy.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from murmur.speech.features.frame_store import FrameStore, open_store
 from murmur.speech.hmm import hybrid
 from murmur.speech.models import Network, Tdnn
 from murmur.tasks.chunk_learning import ChunkLearning
+from murmur.tasks.data_digest import digest_of
 from murmur.tasks.hybrid.config import Chunks
 from murmur.tasks.precision import Precision
 
@@ -105,6 +107,12 @@ class FramesTask(ChunkLearning):
     def model(self) -> nn.Module:
         """A fresh network, feats_NTF to logits_NTC."""
         return self.network.build(self.stores[0].dims, self.outputs)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Digest of the checksums of both corpora."""
+        shards = (store.manifest["shards"] for store in self.stores)
+        return digest_of(*([(json.dumps(shard, sort_keys=True),) for shard in part] for part in shards))
 
     def minibatch(self, n: int) -> ChunkBatch:
         """Minibatch n with its masks: a pure function of the task's fields and n."""

@@ -70,6 +70,11 @@ class PretrainTask:
         """Frames in one pass."""
         return self.supervised.samples_per_epoch
 
+    @property
+    def data_digest(self) -> str:
+        """Digest of the data of the supervised task."""
+        return self.supervised.data_digest
+
     def check(self) -> None:
         """Check the supervised task."""
         self.supervised.check()

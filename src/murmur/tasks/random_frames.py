@@ -52,6 +52,11 @@ class FrameTask:
         """Digest of the states that the outputs stand for."""
         return self.supervised.outputs_digest()
 
+    @property
+    def data_digest(self) -> str:
+        """Digest of the data of the supervised task."""
+        return self.supervised.data_digest
+
     def __getstate__(self) -> dict[str, object]:
         """The fields alone."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

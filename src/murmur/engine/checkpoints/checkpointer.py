@@ -78,9 +78,12 @@ class Checkpointer:
             write_pair(self._out / "model", consensus.tensors, facts)
 
     def go_on(self, resume: Resume) -> None:
-        """Delete models of evaluations after the checkpoint from which the run resumes: they are made again."""
+        """Delete models of evaluations that are made again: those after the checkpoint from which the run resumes.
+
+        With other data than those of the checkpoint all are deleted: their losses cannot be compared with later ones.
+        """
         if self._best is not None and self._source.seat.group.rank == 0:
-            self._best.forget_after(resume.mark)
+            self._best.forget_after(-1 if resume.other_data else resume.mark)
 
     def _facts(self, figures: Mapping[str, float]) -> dict[str, Any]:
         """Return the facts saved beside a consensus model."""

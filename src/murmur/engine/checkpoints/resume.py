@@ -21,11 +21,12 @@ from murmur.engine.checkpoints.position import Position
 from murmur.engine.checkpoints.state import check_outputs, check_weights, keeps_optimizer, position_of, unpack
 from murmur.engine.experiment import Experiment, describe, differences
 from murmur.engine.record import read_line
-from murmur.engine.task import outputs_of
+from murmur.engine.task import data_of, outputs_of
 from murmur.engine.task_source import TaskSource
 
 log = logging.getLogger(__name__)
 NONE = -1.0
+AMOUNTS = ("minibatches", "samples")  # of an epoch
 OF_STEPS = ("strategy", "optimizer", "schedule", "scaling", "seed", "max_gradient_norm")  # settings of training alone
 
 
@@ -37,11 +38,13 @@ class Resume:
         mark: Number of minibatches assigned when the checkpoint was made.
         best: Lowest held-out loss so far.
         outer: Vectors of the strategy.
+        other_data: True if the checkpoint was made on other data.
     """
 
     mark: int
     best: float
     outer: dict[str, Tensor]
+    other_data: bool = False
 
 
 def check_resumable(out: Path, scaled: Experiment, model: nn.Module) -> None:
@@ -54,7 +57,7 @@ def check_resumable(out: Path, scaled: Experiment, model: nn.Module) -> None:
 
     Raises:
         ValueError: The checkpoint belongs to another model, to other outputs, to minibatches cut in other pieces, lies
-            beyond the budget, or is that of its end and was made with other settings of training.
+            beyond the budget, or is that of its end and was made with other settings of training or on other data.
     """
     newest = Checkpoints(out / "checkpoints").newest(0)[0]
     if newest is not None:
@@ -92,7 +95,9 @@ async def resume(source: TaskSource, out: Path) -> Resume | None:
         _say(source, checkpoints, part, position, steps_after(out / "records.jsonl", facts["minibatches"]))
         checkpoints.forget_after(facts["minibatches"])
     write_position(out, position, group.rank)
-    return Resume(facts["minibatches"], math.inf if facts["best"] is None else facts["best"], outer)
+    other_data = bool(change_of_data(facts, source.data))
+    lowest = math.inf if facts["best"] is None or other_data else facts["best"]
+    return Resume(facts["minibatches"], lowest, outer, other_data)
 
 
 async def newest_of_all(
@@ -135,6 +140,13 @@ def _say(source: TaskSource, checkpoints: Checkpoints, part: CheckpointPart, pos
     if facts["experiment"] != source.experiment.digest():
         changed = list(differences(facts.get("settings"), describe(source.experiment)))
         log.warning("it was made with other settings: %s", "; ".join(starmap(_changed, changed)) or facts["experiment"])
+    other_data = change_of_data(facts, source.data)
+    if other_data:
+        log.warning(
+            "it was made on other data (%s): evaluations before and after it may not be comparable, so that the best"
+            " and the averaged model begin anew",
+            other_data,
+        )
     if not keeps_optimizer(part, source):
         log.warning(
             "its optimizer keeps another state than %s: the state of the optimizer (momentum, moments) starts again",
@@ -144,6 +156,15 @@ def _say(source: TaskSource, checkpoints: Checkpoints, part: CheckpointPart, pos
 
 def _changed(name: str, then: Any, now: Any) -> str:
     return f"{name} was {then} and is {now} now"
+
+
+def change_of_data(facts: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe how the data of a checkpoint differ from the present ones; "" if they do not, or are not known."""
+    then = facts.get("data") or {}  # an older version, or a task that does not identify its data
+    if not then or not now or then["digest"] == now["digest"]:
+        return ""
+    counts = [f"{then[n]:,.0f} {n} an epoch then, {now[n]:,.0f} now" for n in AMOUNTS if then[n] != now[n]]
+    return "; ".join(counts) or "as many minibatches and samples as now, but of other utterances, texts or lengths"
 
 
 def check_budget(mark: int, total: int) -> None:
@@ -160,10 +181,10 @@ def check_budget(mark: int, total: int) -> None:
 
 
 def check_unchanged(facts: Mapping[str, Any], scaled: Experiment) -> None:
-    """Check that no setting of training has changed since a checkpoint after which nothing is left to train.
+    """Check that no setting of training and no data have changed since a checkpoint that leaves nothing to train.
 
     Raises:
-        ValueError: One has, and would be recorded as a setting of steps that were made with another one.
+        ValueError: Some have, and would be recorded for steps that were made with others.
     """
     if facts["minibatches"] != scaled.total:
         return
@@ -173,6 +194,12 @@ def check_unchanged(facts: Mapping[str, Any], scaled: Experiment) -> None:
         raise ValueError(
             f"all {scaled.total} minibatches of the budget are done, so that {'; '.join(starmap(_changed, found))}"
             " without effect: leave this setting as it was, or give a larger budget"
+        )
+    other_data = change_of_data(facts, data_of(scaled.task))
+    if other_data:
+        raise ValueError(
+            f"all {scaled.total} minibatches of the budget are done, on other data ({other_data}): restore the data, or"
+            " give a larger budget"
         )
 
 

@@ -41,6 +41,7 @@ from murmur.speech.sequence.state_graph import StateGraph
 from murmur.tasks.acoustic_model import AcousticModel, training_statistics
 from murmur.tasks.chain.criterion import ChainMmi
 from murmur.tasks.chain.data import ChainData, Utterances, chain_states
+from murmur.tasks.data_digest import digest_of, rows_of
 from murmur.tasks.hybrid.config import Decoding, Search
 from murmur.tasks.hybrid.decode import DecodeHalf, System
 from murmur.tasks.hybrid.graphs import CHAIN_SCALES, HmmSources
@@ -205,6 +206,12 @@ class ChainTask:
     def outputs_digest(self) -> str:
         """Digest of the states that the outputs stand for."""
         return outputs_key(self._states.lang, self._states.transitions)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Digest of utterances, texts and numbers of frames."""
+        pairs = ((self.data.train, self._half.material.train), (self.data.dev, self._half.material.dev))
+        return digest_of(*(rows_of(part, dict(zip(own.names, own.feats, strict=True))) for own, part in pairs))
 
     def minibatch(self, n: int) -> ChainBatch:
         """Minibatch n with its shift and masks: a pure function of the task's fields and n."""

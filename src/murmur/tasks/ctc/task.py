@@ -39,6 +39,7 @@ from murmur.tasks.ctc.data import BINS, PARTS, Data, Reading, front_of, load
 from murmur.tasks.ctc.decode import GREEDY, CtcDecoding
 from murmur.tasks.ctc.graphs import CtcSources, units_digest
 from murmur.tasks.ctc.output import graph_score, greedy_rates, greedy_score, outputs
+from murmur.tasks.data_digest import digest_of
 from murmur.tasks.hybrid.config import LOOP, ONE_WORD
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess
@@ -206,6 +207,12 @@ class CtcTask:
     def outputs_digest(self) -> str:
         """Digest of the units."""
         return units_digest(self.data.units)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Digest of utterances, texts and numbers of frames."""
+        parts = (self.data.train, self.data.dev)
+        return digest_of(*([(u, p.speakers[u], p.texts[u], len(p.feats[u])) for u in p.names] for p in parts))
 
     def minibatch(self, n: int) -> Batch:
         """Minibatch n with its SpecAugment masks: a pure function of the task's fields and n."""

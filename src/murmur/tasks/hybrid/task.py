@@ -38,6 +38,7 @@ from murmur.speech.models import Network, Tdnn
 from murmur.tasks import corpora
 from murmur.tasks.acoustic_model import AcousticModel, training_statistics
 from murmur.tasks.chunk_learning import ChunkLearning
+from murmur.tasks.data_digest import digest_of, rows_of
 from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search, first_options
 from murmur.tasks.hybrid.data import HybridData, Targets, make_targets, realigned, stored_targets
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, Scorer, System
@@ -303,6 +304,12 @@ class HybridTask(ChunkLearning):
         """Digest of the states that the outputs stand for."""
         states = self.hmms.trained[-1].model.states
         return outputs_key(states.lang, states.transitions)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Digest of utterances, texts and numbers of frames."""
+        train, dev = rows_of(self.material.train), rows_of(self.material.dev, self.data.dev_targets)
+        return digest_of(train, ((frames,) for frames in self.data.train.lengths.tolist()), dev)
 
     def minibatch(self, n: int) -> ChunkBatch:
         """Minibatch n with its masks: a pure function of the task's fields and n."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
 from murmur.engine.experiment import ADDED
@@ -115,6 +116,16 @@ class LanguageModelTask:
     def outputs_digest(self) -> str:
         """Digest of the vocabulary."""
         return hashlib.sha256("\n".join(self.data.words.words).encode()).hexdigest()
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Digest of the vocabulary and of the numbered words of the training and the held-out text."""
+        content = hashlib.sha256(self.outputs_digest().encode())
+        for text in (self.data.train, self.data.dev):
+            for array in (text.numbers, text.ends):
+                content.update(np.ascontiguousarray(array, "<i8").data)
+                content.update(len(array).to_bytes(8, "little"))
+        return content.hexdigest()
 
     def minibatch(self, n: int) -> Sentences:
         """Minibatch n, sentences of similar length: a pure function of the task's fields and n."""

@@ -108,6 +108,11 @@ class SequenceTask:
         """Digest of the states that the outputs stand for."""
         return self._hybrid.outputs_digest()
 
+    @property
+    def data_digest(self) -> str:
+        """Digest of the data of the hybrid task."""
+        return self._hybrid.data_digest
+
     def minibatch(self, n: int) -> SequenceBatch:
         """Minibatch n with its masks and numerators: a pure function of the task's fields and n."""
         return self._with_numerators(self._table.batch(n, self.data.train, self._hybrid.change), self._table[n])
