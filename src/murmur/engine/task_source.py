@@ -184,10 +184,16 @@ class TaskSource:
         self.optimizer.zero_grad(set_to_none=True)
         drawn = Gradient(self._g, present, samples, value)
         drawn = self.numbers.judge(n, drawn, before_backward is None)
-        if drawn.samples == SKIPPED_SAMPLES and len(buffers):
-            self.buffers.scatter(buffers)  # undo the running statistics of this minibatch
+        self._leave_out(drawn.samples == SKIPPED_SAMPLES, buffers)
         self._computed(n)
         return drawn
+
+    def _leave_out(self, skipped: bool, buffers: Tensor) -> None:
+        """Undo the running statistics and Fisher estimates of a minibatch if it is skipped."""
+        if skipped and len(buffers):
+            self.buffers.scatter(buffers)
+        if self._natural is not None:
+            self._natural.end_minibatch(skipped)
 
     def empty(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
         """Return the gradient of a piece of minibatch n that has no samples: zeros, with almost no weight."""
