@@ -11,6 +11,9 @@ D(D(x)) = D(x) to the bit. A `CompressedGroup` applies one to its verbs:
     mix       w_i + sum_j T_ij (D(w_j) - D(w_i)): the own vector decoded too, or the mean of all weights would drift
     post      D(x) arrives
 
+A vector may be declared to have sections of different meaning, such as weights and moments: no block then crosses a
+boundary of sections, and the numbers at its end, such as counts of steps, are sent in full.
+
 Error feedback: Seide et al. 2014, Karimireddy et al. 2019 (arXiv 1901.09847). Differences need none: w_i itself keeps
 the residual.
 """
@@ -109,6 +112,43 @@ KEPT = "kept"
 ALIGNMENT = 256  # elements: the parts of a mean begin at multiples, so that no block of a compression crosses them
 
 
+@dataclass(frozen=True)
+class Sections:
+    """Lengths of the sections of a vector that are compressed apart, and of the numbers after them, sent in full."""
+
+    lengths: tuple[int, ...]
+    numbers: int
+
+    @property
+    def numel(self) -> int:
+        """Length of the vector."""
+        return sum(self.lengths) + self.numbers
+
+    def apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sections, each with zeros up to whole blocks, and the numbers."""
+        *sections, numbers = x.split([*self.lengths, self.numbers])
+        return torch.cat([pad(section, (0, -len(section) % ALIGNMENT)) for section in sections]), numbers
+
+    def joined(self, padded: Tensor, numbers: Tensor) -> Tensor:
+        """Return the vector of what `apart` returned."""
+        pieces = padded.split([length + -length % ALIGNMENT for length in self.lengths])
+        return torch.cat([*(piece[:n] for piece, n in zip(pieces, self.lengths, strict=True)), numbers])
+
+    def encode(self, x: Tensor, form: Compression) -> Tensor:
+        """Encode the vector, with the bytes of the numbers at the end."""
+        padded, numbers = self.apart(x)
+        code = form.encode(padded)
+        return torch.cat([code, numbers.contiguous().view(code.dtype)])
+
+    def decode(self, code: Tensor, like: Tensor, form: Compression) -> Tensor:
+        """Decode `code` to a vector like `like`. Raises as `Compression.decode` does."""
+        padded, numbers = self.apart(torch.empty_like(like))
+        end = max(0, code.numel() - numbers.numel() * like.element_size() // code.element_size())
+        sections = form.decode(code[:end], padded)
+        # A copy first: a view as a wider type needs an aligned start.
+        return self.joined(sections, code[end:].clone().view(like.dtype).to(like.device))
+
+
 class CompressedGroup(GroupAround):
     """The learners of `inner`, with compressed means and messages; all members must use the same compression.
 
@@ -134,8 +174,21 @@ class CompressedGroup(GroupAround):
         self.sent_bytes = 0
         self._kept: MutableMapping[str, Tensor] = {} if kept is None else kept
         self._path, self._splits = path, 0
+        self._sections: dict[int, Sections] = {}  # by length of the vector
+
+    def declare_sections(self, lengths: Sequence[int], numbers: int) -> None:
+        sections = Sections(tuple(lengths), numbers)
+        self._sections[sections.numel] = sections
 
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        sections = self._sections.get(x.numel())
+        if sections is None:
+            return await self._compressed_mean(x, weights)
+        padded, numbers = sections.apart(x)
+        mean = await self._compressed_mean(padded, weights)
+        return sections.joined(mean, await self.inner.mean_with(numbers, weights) if len(numbers) else numbers)
+
+    async def _compressed_mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         part = -(-x.numel() // (self.size * ALIGNMENT)) * ALIGNMENT
         bounds = [(min(r * part, x.numel()), min((r + 1) * part, x.numel())) for r in range(self.size)]
         start, end = bounds[self.rank]
@@ -177,7 +230,7 @@ class CompressedGroup(GroupAround):
 
     def _keep(self, what: str, sent: Tensor) -> Tensor:
         """Return `sent` as it arrives; keep the residual for the next mean."""
-        arrived = self.as_sent(sent)
+        arrived = self.form.decode(self.form.encode(sent), sent) if sent.dtype in TYPES else sent
         self._kept[self._name_of(what, sent)] = sent - arrived
         return arrived
 
@@ -193,11 +246,19 @@ class CompressedGroup(GroupAround):
         return self.inner
 
     def as_sent(self, x: Tensor) -> Tensor:
-        return self.form.decode(self.form.encode(x), x) if x.dtype in TYPES else x
+        return self._decode(self._encode(x), x) if x.dtype in TYPES else x
+
+    def _encode(self, x: Tensor) -> Tensor:
+        sections = self._sections.get(x.numel())
+        return self.form.encode(x) if sections is None else sections.encode(x, self.form)
+
+    def _decode(self, code: Tensor, like: Tensor) -> Tensor:
+        sections = self._sections.get(like.numel())
+        return self.form.decode(code, like) if sections is None else sections.decode(code, like, self.form)
 
     def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         kind = TYPES.get(x.dtype, AS_IS)
-        code = x if kind == AS_IS else self.form.encode(x)
+        code = x if kind == AS_IS else self._encode(x)
         self.sent_bytes += code.numel() * code.element_size()
         self.inner.post(code, to, tag, (*header, kind, float(x.numel())))
 
@@ -206,7 +267,7 @@ class CompressedGroup(GroupAround):
         if kind == AS_IS:
             return message._replace(header=tuple(header))
         like = torch.empty(int(numel), dtype=DTYPES[kind], device=message.x.device)
-        return Message(self.form.decode(message.x, like), message.source, tuple(header))
+        return Message(self._decode(message.x, like), message.source, tuple(header))
 
     async def recv(self, source: int | None = None, tag: str = "") -> Message:
         return self._read(await self.inner.recv(source, tag))
@@ -218,4 +279,8 @@ class CompressedGroup(GroupAround):
     def split(self, parts: Sequence[Sequence[int]]) -> CompressedGroup | None:
         part = self.inner.split(parts)
         self._splits += 1
-        return None if part is None else CompressedGroup(part, self.form, self._kept, f"{self._path}/{self._splits}")
+        if part is None:
+            return None
+        group = CompressedGroup(part, self.form, self._kept, f"{self._path}/{self._splits}")
+        group._sections = self._sections
+        return group

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from murmur.core.flat import Layout
+from murmur.core.group import Group
 from murmur.core.weights import Weights
 
 FACTORS = ("row_var", "col_var", "variance")  # Adafactor's mean squares
@@ -38,6 +39,7 @@ NAMES = (
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", "sum", *FACTORS, "mu_product")
 STEPS = "step"
 _ORDER = (*NAMES, STEPS)  # in the vector
+COUNTS = ("mu_product", STEPS)  # one number for each tensor; the last ones in the vector
 LEFT = frozenset({"ax", "eta", "mu"})  # ASGD's, which stay with each learner
 AT_FIRST = {STEPS: 0.0, "mu_product": 1.0, "exp_inf": 0.0}  # what a step on zeros changes
 SLACK = 1.01  # on C, so that rounding in the optimizer never counts as a breach
@@ -68,6 +70,12 @@ class Moments:
     def numel(self) -> int:
         """Length of the vector; 0 for an optimizer without moments."""
         return sum(layout.numel for layout in self._layouts().values())
+
+    @property
+    def sections(self) -> tuple[list[int], int]:
+        """Length of the vector of each name, and number of the counts at the end."""
+        numels = {name: layout.numel for name, layout in self._layouts().items()}
+        return [n for name, n in numels.items() if name not in COUNTS], sum(numels.get(name, 0) for name in COUNTS)
 
     def snapshot(self, out: Tensor | None = None) -> Tensor:
         """Return a copy of all moments, in the type of the weights' vector, in `out` if it is given."""
@@ -289,6 +297,11 @@ class WeightsAndMoments:
 
     def __init__(self, weights: Weights, moments: Moments) -> None:
         self.weights, self.moments = weights, moments
+
+    def declare_to(self, group: Group) -> None:
+        """Let a group compress weights and each kind of moments apart, and send counts of steps in full."""
+        lengths, counts = self.moments.sections
+        group.declare_sections((self.weights.layout.numel, *lengths), counts)
 
     def snapshot(self) -> Tensor:
         """Return a copy of both."""
