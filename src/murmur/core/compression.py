@@ -161,20 +161,26 @@ class CompressedGroup(GroupAround):
         form: Compression.
         kept: Store of the rounding residuals, under names that begin with `path`; a resumed run needs it.
         path: Prefix of those names.
+        sections: Sections declared so far, by length of the vector.
 
     Attributes:
         sent_bytes: Bytes of the compressed vectors that this member has sent so far.
     """
 
     def __init__(
-        self, inner: Group, form: Compression, kept: MutableMapping[str, Tensor] | None = None, path: str = KEPT
+        self,
+        inner: Group,
+        form: Compression,
+        kept: MutableMapping[str, Tensor] | None = None,
+        path: str = KEPT,
+        sections: dict[int, Sections] | None = None,
     ) -> None:
         super().__init__(inner)
         self.form, self.adds_beside = form, False
         self.sent_bytes = 0
         self._kept: MutableMapping[str, Tensor] = {} if kept is None else kept
         self._path, self._splits = path, 0
-        self._sections: dict[int, Sections] = {}  # by length of the vector
+        self._sections = {} if sections is None else sections
 
     def declare_sections(self, lengths: Sequence[int], numbers: int) -> None:
         sections = Sections(tuple(lengths), numbers)
@@ -281,6 +287,5 @@ class CompressedGroup(GroupAround):
         self._splits += 1
         if part is None:
             return None
-        group = CompressedGroup(part, self.form, self._kept, f"{self._path}/{self._splits}")
-        group._sections = self._sections
-        return group
+        path = f"{self._path}/{self._splits}"
+        return CompressedGroup(part, self.form, self._kept, path, self._sections)

@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from murmur.core.errors import SettingError
+from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.group import Group
 from murmur.core.weights import Weights
@@ -65,6 +67,14 @@ class Moments:
             ValueError: The optimizer has state that is not known here, or takes no step on zeros.
         """
         self._states()
+
+    @property
+    def kept(self) -> bool:
+        """True if the optimizer keeps moments or counts of steps, known here or not."""
+        try:
+            return self.numel > 0
+        except ValueError:
+            return True
 
     @property
     def numel(self) -> int:
@@ -243,6 +253,19 @@ class Moments:
                 elif {"exp_avg", "exp_inf"} <= state.keys() and (steepest := _largest_of_maximum(betas)) is not None:
                     u = state["exp_inf"]
                     torch.maximum(u, state["exp_avg"].abs().div_(steepest).to(u.dtype), out=u)
+
+
+def check_optimizer(strategy: object, moments: Moments) -> None:
+    """Check that a strategy can work with an optimizer.
+
+    Raises:
+        SettingError: The strategy needs plain SGD, and the optimizer keeps moments.
+    """
+    if Facts.of(strategy).needs_plain_sgd and moments.kept:
+        raise SettingError(
+            f"{strategy} needs plain SGD, but {type(moments.optimizer).__name__} has momentum or other moments of its"
+            " own: train with SGD(lr=...) without momentum, or take a strategy for any optimizer, such as ADPSGD"
+        )
 
 
 def _known(state: Mapping[str, Any]) -> list[str]:
