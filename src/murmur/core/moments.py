@@ -154,9 +154,10 @@ class Moments:
     def _decay(self, name: str, group: dict[str, Any]) -> float | None:
         """Return the decay of a moment per step; None for a count of steps, or what grows with it."""
         beta1, beta2 = group.get("betas", (0.0, 0.0))
-        decays = {"exp_avg": beta1, "grad_avg": beta1, "exp_avg_sq": beta2, "max_exp_avg_sq": beta2, "exp_inf": beta2}
-        decays |= {"momentum_buffer": group.get("momentum", 0.0), "square_avg": group.get("alpha", 0.0)}
-        decays |= {"acc_delta": group.get("rho", 0.0), "prev": 0.0, "step_size": 0.0}
+        mean = group.get("rho", group.get("alpha", 0.0))  # Adadelta's, RMSprop's
+        decays = {"exp_avg": beta1, "exp_avg_sq": beta2, "max_exp_avg_sq": beta2, "exp_inf": beta2}
+        decays |= {"momentum_buffer": group.get("momentum", 0.0), "square_avg": mean, "grad_avg": mean}
+        decays |= {"acc_delta": mean, "prev": 0.0, "step_size": 0.0}
         return None if name in (STEPS, "sum", *FACTORS) else float(decays[name])
 
     def _change(self, vector: Tensor, change: Callable[[Layout, Tensor], None]) -> None:
