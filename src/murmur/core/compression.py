@@ -201,7 +201,7 @@ class CompressedGroup(GroupAround):
         given = self._give(x, bounds) if weights[self.rank] > 0 else x
         mean = torch.empty_like(x)
         if start < end:
-            mean[start:end] = await self._add_up(given[start:end], weights)
+            mean[start:end] = await self._add_up(given[start:end], weights, x.numel())
         for r, (a, b) in enumerate(bounds):
             if r != self.rank and a < b:
                 mean[a:b] = self.form.decode((await self.inner.recv(r, MEAN)).x, x[a:b])
@@ -209,39 +209,41 @@ class CompressedGroup(GroupAround):
 
     def _give(self, x: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
         """Send every member its part of x; return x as it arrives."""
-        sent = self._owing("given", x)
+        name = self._name_of("given", x.numel())
+        sent = self._owing(name, x)
         for r, (a, b) in enumerate(bounds):
             if r != self.rank and a < b:
                 self._send(self.form.encode(sent[a:b]), r)
-        return self._keep("given", sent)
+        return self._keep(name, sent)
 
-    async def _add_up(self, own: Tensor, weights: Sequence[float]) -> Tensor:
-        """Compute the mean of this member's part of all vectors and send it to the others."""
+    async def _add_up(self, own: Tensor, weights: Sequence[float], numel: int) -> Tensor:
+        """Compute the mean of this member's part of all vectors, of length `numel`, and send it to the others."""
         parts = []
         for r, weight in enumerate(weights):
             if r == self.rank or weight == 0:
                 parts.append(own)  # a placeholder for weight 0: it is not read
             else:
                 parts.append(self.form.decode((await self.inner.recv(r, MEAN)).x, own))
-        added = self._owing("added", weighted_mean(parts, weights))
+        name = self._name_of(f"added {own.numel()} of", numel)  # vectors of other lengths may have such a part too
+        added = self._owing(name, weighted_mean(parts, weights))
         code = self.form.encode(added)
         for r in range(self.size):
             if r != self.rank:
                 self._send(code, r)
-        return self._keep("added", added)
+        return self._keep(name, added)
 
-    def _owing(self, what: str, x: Tensor) -> Tensor:
-        kept = self._kept.get(self._name_of(what, x))
+    def _owing(self, name: str, x: Tensor) -> Tensor:
+        kept = self._kept.get(name)
         return x if kept is None else x + kept
 
-    def _keep(self, what: str, sent: Tensor) -> Tensor:
+    def _keep(self, name: str, sent: Tensor) -> Tensor:
         """Return `sent` as it arrives; keep the residual for the next mean."""
         arrived = self.form.decode(self.form.encode(sent), sent) if sent.dtype in TYPES else sent
-        self._kept[self._name_of(what, sent)] = sent - arrived
+        self._kept[name] = sent - arrived
         return arrived
 
-    def _name_of(self, what: str, x: Tensor) -> str:
-        return f"{self._path} {what} {x.numel()}"
+    def _name_of(self, what: str, numel: int) -> str:
+        return f"{self._path} {what} {numel}"
 
     def _send(self, code: Tensor, to: int) -> None:
         self.sent_bytes += code.numel() * code.element_size()
