@@ -177,6 +177,72 @@ def test_the_mean_in_processes(form: str, pool: Pool) -> None:
     assert torch.allclose(got, Means().oracle(3, form).expand_as(got), rtol=1e-12, atol=1e-12)
 
 
+LENGTHS, COUNTS = (300, 5, 513), 3
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Rounds of a mean, a mix and a message of random vectors whose sections differ by orders of magnitude."""
+
+    declared: bool = True
+
+    def given(self, rank: int, k: int) -> Tensor:
+        parts = [draw(n, 100 * k + rank + n, torch.float64) * 1e3**i for i, n in enumerate(LENGTHS)]
+        return torch.cat([*parts, 1e4 + draw(COUNTS, rank, torch.float64)])
+
+    async def __call__(self, seat: Seat) -> list[list[list[float]]]:
+        group, found = seat.group, []
+        if self.declared:
+            group.declare_sections(LENGTHS, COUNTS)
+        within = group.split([range(group.size)])
+        assert within is not None
+        for k in range(3):
+            x, other = self.given(group.rank, k), (group.rank + 1) % group.size
+            mean = await within.mean(x, 1.0 + group.rank)
+            mixed = await group.mix(x, ring(k, range(group.size), group.rank))
+            group.post(x, other, "x")
+            found += [mean.tolist(), mixed.tolist(), (await group.recv(tag="x")).x.tolist()]
+        return found
+
+
+@dataclass(frozen=True)
+class EachAlone(Cut):
+    """The same with a vector of its own for each section, and the numbers without compression."""
+
+    async def __call__(self, seat: Seat) -> list[list[list[float]]]:
+        whole = [range(seat.group.size)]
+        groups = [seat.group.split(whole) for _ in LENGTHS] + [seat.group.plain.split(whole)]
+        found: list[list[list[float]]] = []
+        for k in range(3):
+            got: list[list[float]] = [[], [], []]
+            for group, x in zip(groups, self.given(seat.group.rank, k).split([*LENGTHS, COUNTS]), strict=True):
+                assert group is not None
+                got[0] += (await group.mean(x, 1.0 + group.rank)).tolist()
+                got[1] += (await group.mix(x, ring(k, range(group.size), group.rank))).tolist()
+                group.post(x, (group.rank + 1) % group.size, "x")
+                got[2] += (await group.recv(tag="x")).x.tolist()
+            found += got
+        return found
+
+
+@pytest.mark.parametrize("form", COMPRESSIONS)
+def test_declared_sections_are_compressed_as_if_alone_and_numbers_not_at_all(form: str) -> None:
+    for world in (VirtualWorld(3), ThreadWorld(3, timeout_seconds=10)):
+        together, alone, mingled = (
+            torch.tensor(speaking(world, form).run(program), dtype=torch.float64)
+            for program in (Cut(), EachAlone(), Cut(declared=False))
+        )
+        assert torch.equal(together, alone)
+        assert not torch.allclose(mingled[..., -COUNTS:], alone[..., -COUNTS:], rtol=1e-12)
+
+
+@pytest.mark.processes
+def test_sections_in_processes(pool: Pool) -> None:
+    got = torch.tensor(speaking(PooledWorld(pool, 3), "int8").run(Cut()), dtype=torch.float64)
+    wanted = torch.tensor(speaking(VirtualWorld(3), "int8").run(Cut()), dtype=torch.float64)
+    assert torch.allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
 @dataclass(frozen=True)
 class Steady:
     """Repeated means of the same vector."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from copy import deepcopy
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 from murmur.core.flat import Layout
-from murmur.core.moments import Moments, WeightsAndMoments
+from murmur.core.moments import NAMES, STEPS, Moments, WeightsAndMoments
 from murmur.core.weights import Weights
 from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD, OptimizerFactory
 
@@ -186,3 +186,50 @@ def test_moments_that_follow_a_longer_step() -> None:
     before, after = blocks(0.0), blocks(1.0)
     for count in (0.4, 1.0, 3.0):
         assert torch.allclose(moments.moved_on(before, after, steps, count), blocks(count))
+
+
+Made = Callable[[Iterator[nn.Parameter]], optim.Optimizer]
+LINEAR: dict[
+    str, tuple[Made, tuple[str, ...]]
+] = {  # optimizer -> its decaying means of functions of the gradient, which are equal in all steps of a block
+    "SGD": (lambda p: optim.SGD(p, lr=0.1, momentum=0.8), ("momentum_buffer",)),
+    "Adam": (lambda p: optim.Adam(p), ("exp_avg", "exp_avg_sq", "step")),
+    "RMSprop": (lambda p: optim.RMSprop(p, alpha=0.95), ("square_avg", "step")),
+    "RMSprop centred": (lambda p: optim.RMSprop(p, alpha=0.95, centered=True), ("square_avg", "grad_avg", "step")),
+    "Adadelta": (lambda p: optim.Adadelta(p, rho=0.8), ("square_avg", "step")),
+}
+
+
+@pytest.mark.parametrize("blocks", [0.5, 1, 3, 8])
+@pytest.mark.parametrize("name", LINEAR)
+def test_an_outer_step_of_many_blocks_is_as_good_as_many_blocks(name: str, blocks: float) -> None:
+    """The gradient changes before the block; in it, and after it, it stays."""
+    make, names = LINEAR[name]
+    steps = 4
+
+    def after(count: float) -> Moments:
+        model = One()
+        optimizer = make(model.parameters())
+        for gradient in [1.0] * 30 + [0.1] * round(steps * count):
+            model.w.grad = torch.full_like(model.w, gradient)
+            optimizer.step()
+        return Moments(optimizer, Layout.trainable(model))
+
+    start, wanted = after(0), after(blocks)
+    moved = start.moved_on(start.snapshot(), after(1).snapshot(), steps, blocks)
+    (state,) = start.optimizer.state.values()
+    order = [each for each in (*NAMES, STEPS) if isinstance(state.get(each), Tensor)]
+    found = dict(zip(order, zip(moved.tolist(), wanted.snapshot().tolist(), strict=True), strict=True))
+    assert set(names) <= found.keys()
+    for each in names:
+        assert found[each][0] == pytest.approx(found[each][1], rel=1e-6), each
+
+
+def test_all_means_of_adadelta_have_its_decay() -> None:
+    model, rho, steps, blocks = One(), 0.8, 4, 3.0
+    moments = Moments(optim.Adadelta(model.parameters(), rho=rho), Layout.trainable(model))
+    before, after = torch.tensor([1.0, 2.0, 30.0]), torch.tensor([0.5, 3.0, 34.0])  # squares, changes, steps
+    E = (after - rho**steps * before) / (1 - rho**steps)
+    wanted = torch.lerp(before, E, 1 - rho ** (steps * blocks))
+    wanted[2] = 30.0 + blocks * 4.0
+    assert torch.allclose(moments.moved_on(before, after, steps, blocks), wanted)

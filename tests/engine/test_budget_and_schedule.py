@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from murmur.core.learner import Progress, Strategy
@@ -48,6 +49,37 @@ def test_budgets_in_any_unit() -> None:
         Budget(epochs=1, minibatches=2)
     with pytest.raises(ValueError, match="finite and not negative"):
         Budget(epochs=math.inf)
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(1, 5000), st.booleans())
+@example(110, 100, 3, False)
+@example(7, 100, 3, False)
+@example(55, 100, 3, False)
+def test_a_budget_of_whole_minibatches_is_that_number(
+    minibatches: int, per_epoch: int, samples: int, summed: bool
+) -> None:
+    """Also where floating-point products lie above it; half a minibatch more is one more."""
+
+    def given_as(more: float) -> tuple[int, int]:
+        task = SimpleNamespace(per_epoch=per_epoch, samples_per_epoch=float(samples * per_epoch))
+        epochs = (minibatches + more) / per_epoch
+        epochs = sum([epochs / 10] * 10) if summed else epochs
+        return tuple(  # type: ignore[return-value]
+            budget.total(task)  # type: ignore[arg-type]
+            for budget in (Budget(epochs=epochs), Budget(samples=(minibatches + more) * samples))
+        )
+
+    assert given_as(0.0) == (minibatches, minibatches)
+    assert given_as(0.5) == (minibatches + 1, minibatches + 1)
+
+
+@given(st.integers(0, 1000), st.integers(0, 10_000), st.integers(1, 10_000))
+@example(2, 3, 10)
+def test_large_batch_anneals_after_whole_epochs(whole: int, warm: int, per_epoch: int) -> None:
+    """The warm-up need not be a whole number of epochs, and floating-point differences may lie below one."""
+    schedule = LargeBatch(warm_epochs=warm / per_epoch, decay=0.5)
+    epochs = (warm + whole * per_epoch) / per_epoch
+    assert schedule(at(epochs)) == pytest.approx(0.5**whole)
 
 
 def test_schedules() -> None:

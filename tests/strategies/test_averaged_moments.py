@@ -26,6 +26,7 @@ from murmur.strategies import (
     BMUF,
     KAVG,
     AdaptiveKAVG,
+    Compressed,
     DelayByOne,
     DiLoCo,
     GossipPGA,
@@ -35,8 +36,9 @@ from murmur.strategies import (
 from murmur.strategies.adaptive_rules import Stages
 from murmur.strategies.block_moments import check
 from murmur.testing.strategies import plain_loop
-from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
+from named import named
 from tasks import OddToy, Point, Quadratic, fit
 from unscaled import Experiment
 
@@ -197,6 +199,54 @@ def test_gossip_brings_moments_together(nodes: bool) -> None:
         return SuperLearners(gossip) if nodes else gossip
 
     assert spread(of("averaged")) < 0.5 * spread(of("local"))
+
+
+WITH_MOMENTS = [
+    KAVG(4, moments="averaged"),
+    AdaptiveKAVG(K=Stages((4,)), moments="averaged"),
+    BMUF(4, moments="at_outer"),
+    SlowMo(4, moments="averaged"),
+    DiLoCo(4, moments="averaged"),
+    GossipPGA(4, moments="averaged"),
+    DelayByOne(moments="averaged"),
+    DelayByOne(ring, moments="averaged"),
+    ADPSGD(moments="averaged"),
+    SuperLearners(KAVG(4, moments="averaged"), 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "form", "minibatches"),
+    [*((strategy, "int8", 240) for strategy in WITH_MOMENTS), (KAVG(3, moments="averaged"), "bfloat16", 1212)],
+    ids=named,
+)
+def test_compression_rounds_moments_each_by_itself_and_counts_of_steps_not_at_all(
+    strategy: Strategy, form: str, minibatches: int
+) -> None:
+    """At a rate of 0 all weights stay 0, so that the gradients, and with them the moments, are the same numbers."""
+    task = Quadratic(size=300)  # no whole number of blocks; bfloat16 holds no odd count above 256
+
+    def found(strategy: Strategy) -> tuple[Tensor, ...]:
+        ends: list[Tensor] = []
+
+        async def watched(me: Learner) -> None:
+            await strategy(me)
+            if not me.follows:
+                ends.append(me.moments.snapshot())
+
+        facts = Facts.of(strategy)
+        watched.lock_step = facts.lock_step  # type: ignore[attr-defined]
+        even = VirtualWorld(Cluster(learners=4, compute=ConstantSeconds(0.1), link=Link(0.0, 1e12)))
+        fit(Experiment(task, watched, Budget(minibatches=minibatches), Adam(0.0)), even)
+        m, v, t = torch.stack(ends).split([task.size, task.size, 1], dim=1)
+        return m, v, t
+
+    m, v, t = found(strategy)
+    m_sent, v_sent, t_sent = found(Compressed(strategy, form))
+    assert torch.allclose(t_sent, t, rtol=1e-9)
+    most = 0.1 if strategy == BMUF(4, moments="at_outer") else 0.02  # its outer steps lengthen the errors too
+    assert float((v_sent - v).abs().max()) < most * float(v.max())
+    assert float((m_sent - m).abs().max()) < most * float(m.abs().max())
 
 
 def test_names() -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
+from torch.optim import RMSprop
 
+import murmur
 from grids import thinned
+from murmur.core.errors import SettingError
+from murmur.core.learner import Strategy
 from murmur.core.mixing import Mixing, matrix, randomized_ring, ring
 from murmur.engine.budget import Budget
-from murmur.engine.optim.optimizer import SGD
+from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD, OptimizerFactory
 from murmur.engine.schedule import Exponential
 from murmur.engine.task import Loss
-from murmur.strategies import QuasiGlobal
+from murmur.recipes.toy import ToyTask
+from murmur.run.dry_run import dry_run
+from murmur.run.request import RunRequest
+from murmur.strategies import ADPSGD, Compressed, QuasiGlobal, SuperLearners
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 from murmur.worlds.virtual.world import VirtualWorld
 from tasks import Quadratic, fit
@@ -75,6 +83,30 @@ def test_a_constant_gradient_is_amplified_as_by_momentum() -> None:
 
     ratio = moved(QuasiGlobal(beta=0.9, mu=0.9)) / moved(QuasiGlobal(beta=0.0))
     assert torch.allclose(ratio, torch.full_like(ratio, 10.0), rtol=0.15)  # less the steps before it has built up
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(0.1, momentum=0.5), Adam(0.1), NaturalGradientSGD(0.1, momentum=0.5), lambda m: RMSprop(m.parameters())],
+)
+@pytest.mark.parametrize("strategy", [QuasiGlobal(), SuperLearners(QuasiGlobal(), 2), Compressed(QuasiGlobal())])
+def test_an_optimizer_with_moments_is_refused(strategy: Strategy, optimizer: OptimizerFactory, tmp_path: Path) -> None:
+    experiment = Experiment(ToyTask(), strategy, Budget(minibatches=8), optimizer)
+    with pytest.raises(SettingError, match=r"QuasiGlobal.* needs plain SGD"):
+        fit(experiment, VirtualWorld(2))
+    with pytest.raises(SettingError, match=r"QuasiGlobal.* needs plain SGD"):
+        dry_run(RunRequest(source="toy", learners=2, threads=1, out=tmp_path), experiment, prepared_only=False)
+    model = ToyTask().model()
+    with pytest.raises(SettingError, match=r"QuasiGlobal.* needs plain SGD"):
+        murmur.join(strategy, model, optimizer(model))
+
+
+def test_plain_steps_of_any_optimizer_are_accepted_and_moments_where_they_do_no_harm() -> None:
+    toy = Experiment(ToyTask(), QuasiGlobal(), Budget(minibatches=8))
+    for optimizer in (SGD(0.1, weight_decay=0.1), NaturalGradientSGD(0.1), lambda m: optim.SGD(m.parameters(), 0.1)):
+        fit(replace(toy, optimizer=optimizer), VirtualWorld(2))
+    adam = Experiment(Quadratic(), QuasiGlobal(beta=0.0), Budget(minibatches=40), Adam(0.01))
+    assert torch.equal(fit(adam, VirtualWorld(2)), fit(replace(adam, strategy=ADPSGD()), VirtualWorld(2)))
 
 
 def test_errors() -> None:

@@ -33,6 +33,7 @@ from murmur.strategies import (
     BMUF,
     KAVG,
     A2CiD2,
+    Compressed,
     DelayByOne,
     DiLoCo,
     GossipPGA,
@@ -43,7 +44,7 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
-from murmur.testing.strategies import plain_loop
+from murmur.testing.strategies import Observed, plain_loop
 from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
@@ -165,6 +166,25 @@ def test_members_are_replicas_to_the_bit(outer: Strategy) -> None:
         looks = [task.seen[n][0] for n in range(first, first + size)]
         assert all(torch.equal(w, looks[0]) for w in looks), f"minibatches {first} to {first + size - 1}"
     assert len({tuple(task.seen[n][0].tolist()) for n in range(180)}) >= (180 // 9 if outer == SyncSGD() else 40)
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+@pytest.mark.parametrize("outer", [KAVG(4), ADPSGD(), DelayByOne(), SyncSGD()], ids=named)
+def test_replicas_with_compression_end_equal_and_go_on_equal(outer: Strategy, form: str, tmp_path: Path) -> None:
+    def looks(budget: int, resume: bool) -> dict[int, list[Tensor]]:
+        task, observed = Noted(), Observed(Compressed(SuperLearners(outer, 2), form))
+        experiment = Experiment(task, observed, Budget(minibatches=budget), SGD(0.03, momentum=0.9))
+        cluster = Cluster(learners=4, compute=LognormalSeconds(0.1, 0.8))
+        Trainer(experiment, VirtualWorld(cluster), tmp_path, resume=resume).fit()
+        assert len(observed.ends) == 4
+        assert all(torch.equal(end, observed.ends[0]) for end in observed.ends)
+        return task.seen
+
+    looks(40, resume=False)
+    seen = looks(80, resume=True)
+    assert sorted(seen) == list(range(40, 80))
+    for n in range(40, 80, 2):
+        assert torch.equal(seen[n][-1], seen[n + 1][-1])
 
 
 def test_averaging_among_super_learners_keeps_the_mean() -> None:

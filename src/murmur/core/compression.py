@@ -11,6 +11,9 @@ D(D(x)) = D(x) to the bit. A `CompressedGroup` applies one to its verbs:
     mix       w_i + sum_j T_ij (D(w_j) - D(w_i)): the own vector decoded too, or the mean of all weights would drift
     post      D(x) arrives
 
+A vector may be declared to have sections of different meaning, such as weights and moments: no block then crosses a
+boundary of sections, and the numbers at its end, such as counts of steps, are sent in full.
+
 Error feedback: Seide et al. 2014, Karimireddy et al. 2019 (arXiv 1901.09847). Differences need none: w_i itself keeps
 the residual.
 """
@@ -109,6 +112,43 @@ KEPT = "kept"
 ALIGNMENT = 256  # elements: the parts of a mean begin at multiples, so that no block of a compression crosses them
 
 
+@dataclass(frozen=True)
+class Sections:
+    """Lengths of the sections of a vector that are compressed apart, and of the numbers after them, sent in full."""
+
+    lengths: tuple[int, ...]
+    numbers: int
+
+    @property
+    def numel(self) -> int:
+        """Length of the vector."""
+        return sum(self.lengths) + self.numbers
+
+    def apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sections, each with zeros up to whole blocks, and the numbers."""
+        *sections, numbers = x.split([*self.lengths, self.numbers])
+        return torch.cat([pad(section, (0, -len(section) % ALIGNMENT)) for section in sections]), numbers
+
+    def joined(self, padded: Tensor, numbers: Tensor) -> Tensor:
+        """Return the vector of what `apart` returned."""
+        pieces = padded.split([length + -length % ALIGNMENT for length in self.lengths])
+        return torch.cat([*(piece[:n] for piece, n in zip(pieces, self.lengths, strict=True)), numbers])
+
+    def encode(self, x: Tensor, form: Compression) -> Tensor:
+        """Encode the vector, with the bytes of the numbers at the end."""
+        padded, numbers = self.apart(x)
+        code = form.encode(padded)
+        return torch.cat([code, numbers.contiguous().view(code.dtype)])
+
+    def decode(self, code: Tensor, like: Tensor, form: Compression) -> Tensor:
+        """Decode `code` to a vector like `like`. Raises as `Compression.decode` does."""
+        padded, numbers = self.apart(torch.empty_like(like))
+        end = max(0, code.numel() - numbers.numel() * like.element_size() // code.element_size())
+        sections = form.decode(code[:end], padded)
+        # A copy first: a view as a wider type needs an aligned start.
+        return self.joined(sections, code[end:].clone().view(like.dtype).to(like.device))
+
+
 class CompressedGroup(GroupAround):
     """The learners of `inner`, with compressed means and messages; all members must use the same compression.
 
@@ -121,28 +161,47 @@ class CompressedGroup(GroupAround):
         form: Compression.
         kept: Store of the rounding residuals, under names that begin with `path`; a resumed run needs it.
         path: Prefix of those names.
+        sections: Sections declared so far, by length of the vector.
 
     Attributes:
         sent_bytes: Bytes of the compressed vectors that this member has sent so far.
     """
 
     def __init__(
-        self, inner: Group, form: Compression, kept: MutableMapping[str, Tensor] | None = None, path: str = KEPT
+        self,
+        inner: Group,
+        form: Compression,
+        kept: MutableMapping[str, Tensor] | None = None,
+        path: str = KEPT,
+        sections: dict[int, Sections] | None = None,
     ) -> None:
         super().__init__(inner)
         self.form, self.adds_beside = form, False
         self.sent_bytes = 0
         self._kept: MutableMapping[str, Tensor] = {} if kept is None else kept
         self._path, self._splits = path, 0
+        self._sections = {} if sections is None else sections
+
+    def declare_sections(self, lengths: Sequence[int], numbers: int) -> None:
+        sections = Sections(tuple(lengths), numbers)
+        self._sections[sections.numel] = sections
 
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        sections = self._sections.get(x.numel())
+        if sections is None:
+            return await self._compressed_mean(x, weights)
+        padded, numbers = sections.apart(x)
+        mean = await self._compressed_mean(padded, weights)
+        return sections.joined(mean, await self.inner.mean_with(numbers, weights) if len(numbers) else numbers)
+
+    async def _compressed_mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         part = -(-x.numel() // (self.size * ALIGNMENT)) * ALIGNMENT
         bounds = [(min(r * part, x.numel()), min((r + 1) * part, x.numel())) for r in range(self.size)]
         start, end = bounds[self.rank]
         given = self._give(x, bounds) if weights[self.rank] > 0 else x
         mean = torch.empty_like(x)
         if start < end:
-            mean[start:end] = await self._add_up(given[start:end], weights)
+            mean[start:end] = await self._add_up(given[start:end], weights, x.numel())
         for r, (a, b) in enumerate(bounds):
             if r != self.rank and a < b:
                 mean[a:b] = self.form.decode((await self.inner.recv(r, MEAN)).x, x[a:b])
@@ -150,39 +209,41 @@ class CompressedGroup(GroupAround):
 
     def _give(self, x: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
         """Send every member its part of x; return x as it arrives."""
-        sent = self._owing("given", x)
+        name = self._name_of("given", x.numel())
+        sent = self._owing(name, x)
         for r, (a, b) in enumerate(bounds):
             if r != self.rank and a < b:
                 self._send(self.form.encode(sent[a:b]), r)
-        return self._keep("given", sent)
+        return self._keep(name, sent)
 
-    async def _add_up(self, own: Tensor, weights: Sequence[float]) -> Tensor:
-        """Compute the mean of this member's part of all vectors and send it to the others."""
+    async def _add_up(self, own: Tensor, weights: Sequence[float], numel: int) -> Tensor:
+        """Compute the mean of this member's part of all vectors, of length `numel`, and send it to the others."""
         parts = []
         for r, weight in enumerate(weights):
             if r == self.rank or weight == 0:
                 parts.append(own)  # a placeholder for weight 0: it is not read
             else:
                 parts.append(self.form.decode((await self.inner.recv(r, MEAN)).x, own))
-        added = self._owing("added", weighted_mean(parts, weights))
+        name = self._name_of(f"added {own.numel()} of", numel)  # vectors of other lengths may have such a part too
+        added = self._owing(name, weighted_mean(parts, weights))
         code = self.form.encode(added)
         for r in range(self.size):
             if r != self.rank:
                 self._send(code, r)
-        return self._keep("added", added)
+        return self._keep(name, added)
 
-    def _owing(self, what: str, x: Tensor) -> Tensor:
-        kept = self._kept.get(self._name_of(what, x))
+    def _owing(self, name: str, x: Tensor) -> Tensor:
+        kept = self._kept.get(name)
         return x if kept is None else x + kept
 
-    def _keep(self, what: str, sent: Tensor) -> Tensor:
+    def _keep(self, name: str, sent: Tensor) -> Tensor:
         """Return `sent` as it arrives; keep the residual for the next mean."""
-        arrived = self.as_sent(sent)
-        self._kept[self._name_of(what, sent)] = sent - arrived
+        arrived = self.form.decode(self.form.encode(sent), sent) if sent.dtype in TYPES else sent
+        self._kept[name] = sent - arrived
         return arrived
 
-    def _name_of(self, what: str, x: Tensor) -> str:
-        return f"{self._path} {what} {x.numel()}"
+    def _name_of(self, what: str, numel: int) -> str:
+        return f"{self._path} {what} {numel}"
 
     def _send(self, code: Tensor, to: int) -> None:
         self.sent_bytes += code.numel() * code.element_size()
@@ -193,11 +254,19 @@ class CompressedGroup(GroupAround):
         return self.inner
 
     def as_sent(self, x: Tensor) -> Tensor:
-        return self.form.decode(self.form.encode(x), x) if x.dtype in TYPES else x
+        return self._decode(self._encode(x), x) if x.dtype in TYPES else x
+
+    def _encode(self, x: Tensor) -> Tensor:
+        sections = self._sections.get(x.numel())
+        return self.form.encode(x) if sections is None else sections.encode(x, self.form)
+
+    def _decode(self, code: Tensor, like: Tensor) -> Tensor:
+        sections = self._sections.get(like.numel())
+        return self.form.decode(code, like) if sections is None else sections.decode(code, like, self.form)
 
     def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         kind = TYPES.get(x.dtype, AS_IS)
-        code = x if kind == AS_IS else self.form.encode(x)
+        code = x if kind == AS_IS else self._encode(x)
         self.sent_bytes += code.numel() * code.element_size()
         self.inner.post(code, to, tag, (*header, kind, float(x.numel())))
 
@@ -206,7 +275,7 @@ class CompressedGroup(GroupAround):
         if kind == AS_IS:
             return message._replace(header=tuple(header))
         like = torch.empty(int(numel), dtype=DTYPES[kind], device=message.x.device)
-        return Message(self.form.decode(message.x, like), message.source, tuple(header))
+        return Message(self._decode(message.x, like), message.source, tuple(header))
 
     async def recv(self, source: int | None = None, tag: str = "") -> Message:
         return self._read(await self.inner.recv(source, tag))
@@ -218,4 +287,7 @@ class CompressedGroup(GroupAround):
     def split(self, parts: Sequence[Sequence[int]]) -> CompressedGroup | None:
         part = self.inner.split(parts)
         self._splits += 1
-        return None if part is None else CompressedGroup(part, self.form, self._kept, f"{self._path}/{self._splits}")
+        if part is None:
+            return None
+        path = f"{self._path}/{self._splits}"
+        return CompressedGroup(part, self.form, self._kept, path, self._sections)

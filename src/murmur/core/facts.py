@@ -38,6 +38,7 @@ class Facts:
         repeatable_steps: The members of a super-learner can repeat its leader's steps: those of the optimizer with the
             gradient itself, and with moments that the strategy leaves alone.
         gradients_a_step: Learners whose gradients are summed for one step of an optimizer; None: all.
+        needs_plain_sgd: Its equation holds for steps of plain SGD only: an optimizer that keeps moments is refused.
     """
 
     lock_step: bool = True
@@ -54,6 +55,7 @@ class Facts:
     adds_steps: bool = False
     repeatable_steps: bool = True
     gradients_a_step: int | None = 1
+    needs_plain_sgd: bool = False
 
     @classmethod
     def of(cls, strategy: object) -> Facts:
@@ -100,6 +102,10 @@ class FactsOfInner(ABC):
     @property
     def gradients_a_step(self) -> int | None:
         return Facts.of(self.inner).gradients_a_step
+
+    @property
+    def needs_plain_sgd(self) -> bool:
+        return Facts.of(self.inner).needs_plain_sgd
 
     def training_learners(self, learners: int) -> int:
         return training_learners(self.inner, learners)

@@ -129,6 +129,12 @@ class Group(ABC):
         """Return x as the others receive it: x itself, unless this group compresses messages."""
         return x
 
+    def declare_sections(self, lengths: Sequence[int], numbers: int) -> None:  # noqa: B027 - nothing to do uncompressed
+        """Compress sections of these lengths apart in vectors made of them, and the `numbers` after them not at all.
+
+        All members declare the same before the first such vector.
+        """
+
     @property
     def live(self) -> tuple[int, ...]:
         """Ranks of the members that take part in collectives: all, unless the group tolerates loss."""
@@ -310,6 +316,9 @@ class GroupAround(Group):
 
     def as_sent(self, x: Tensor) -> Tensor:
         return self.inner.as_sent(x)
+
+    def declare_sections(self, lengths: Sequence[int], numbers: int) -> None:
+        self.inner.declare_sections(lengths, numbers)
 
     @property
     def plain(self) -> Group:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from murmur.core.group import Group
 from murmur.core.overlapped_mean import MeanBehindBackward
@@ -42,13 +43,26 @@ class MeanGradients:
         else:
             drawn = await draw(None) or self.source.nothing()
             flags = drawn.g.new_tensor([*map(float, drawn.present), float(drawn.broken)])
+            # Rounded flags would make tensors present that have no gradient, and hide a broken learner.
+            group.declare_sections((drawn.g.numel(),), flags.numel())
             mean = group.mean_behind if group.adds_beside else group.mean
             both = await mean(torch.cat([drawn.g, flags]), drawn.samples)
             *there, broken = (flag > 0 for flag in both[drawn.g.numel() :].tolist())
             g, present = both[: drawn.g.numel()], there
+            if group.plain is not group:
+                self._clear_absent(g, present)
         if broken:
             await self._begin_anew(group)
         return Gradient(g, present, group.total_weight, math.nan if drawn is None else drawn.loss)
+
+    def _clear_absent(self, g: Tensor, present: list[bool]) -> None:
+        """Set the gradient to 0 for tensors that have none on any learner.
+
+        What was rounded off in earlier means arrives there too, and would be a step of the optimizer.
+        """
+        for view, there in zip(self.weights.layout.views(g), present, strict=True):
+            if not there:
+                view.zero_()
 
     async def _begin_anew(self, group: Group) -> None:
         total = group.total_weight

@@ -27,7 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from murmur.core.errors import SettingError
+from murmur.core.facts import Facts
 from murmur.core.flat import Layout
+from murmur.core.group import Group
 from murmur.core.weights import Weights
 
 FACTORS = ("row_var", "col_var", "variance")  # Adafactor's mean squares
@@ -38,6 +41,7 @@ NAMES = (
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", "sum", *FACTORS, "mu_product")
 STEPS = "step"
 _ORDER = (*NAMES, STEPS)  # in the vector
+COUNTS = ("mu_product", STEPS)  # one number for each tensor; the last ones in the vector
 LEFT = frozenset({"ax", "eta", "mu"})  # ASGD's, which stay with each learner
 AT_FIRST = {STEPS: 0.0, "mu_product": 1.0, "exp_inf": 0.0}  # what a step on zeros changes
 SLACK = 1.01  # on C, so that rounding in the optimizer never counts as a breach
@@ -65,9 +69,23 @@ class Moments:
         self._states()
 
     @property
+    def kept(self) -> bool:
+        """True if the optimizer keeps moments or counts of steps, known here or not."""
+        try:
+            return self.numel > 0
+        except ValueError:
+            return True
+
+    @property
     def numel(self) -> int:
         """Length of the vector; 0 for an optimizer without moments."""
         return sum(layout.numel for layout in self._layouts().values())
+
+    @property
+    def sections(self) -> tuple[list[int], int]:
+        """Length of the vector of each name, and number of the counts at the end."""
+        numels = {name: layout.numel for name, layout in self._layouts().items()}
+        return [n for name, n in numels.items() if name not in COUNTS], sum(numels.get(name, 0) for name in COUNTS)
 
     def snapshot(self, out: Tensor | None = None) -> Tensor:
         """Return a copy of all moments, in the type of the weights' vector, in `out` if it is given."""
@@ -136,9 +154,10 @@ class Moments:
     def _decay(self, name: str, group: dict[str, Any]) -> float | None:
         """Return the decay of a moment per step; None for a count of steps, or what grows with it."""
         beta1, beta2 = group.get("betas", (0.0, 0.0))
-        decays = {"exp_avg": beta1, "grad_avg": beta1, "exp_avg_sq": beta2, "max_exp_avg_sq": beta2, "exp_inf": beta2}
-        decays |= {"momentum_buffer": group.get("momentum", 0.0), "square_avg": group.get("alpha", 0.0)}
-        decays |= {"acc_delta": group.get("rho", 0.0), "prev": 0.0, "step_size": 0.0}
+        mean = group.get("rho", group.get("alpha", 0.0))  # Adadelta's, RMSprop's
+        decays = {"exp_avg": beta1, "exp_avg_sq": beta2, "max_exp_avg_sq": beta2, "exp_inf": beta2}
+        decays |= {"momentum_buffer": group.get("momentum", 0.0), "square_avg": mean, "grad_avg": mean}
+        decays |= {"acc_delta": mean, "prev": 0.0, "step_size": 0.0}
         return None if name in (STEPS, "sum", *FACTORS) else float(decays[name])
 
     def _change(self, vector: Tensor, change: Callable[[Layout, Tensor], None]) -> None:
@@ -237,6 +256,19 @@ class Moments:
                     torch.maximum(u, state["exp_avg"].abs().div_(steepest).to(u.dtype), out=u)
 
 
+def check_optimizer(strategy: object, moments: Moments) -> None:
+    """Check that a strategy can work with an optimizer.
+
+    Raises:
+        SettingError: The strategy needs plain SGD, and the optimizer keeps moments.
+    """
+    if Facts.of(strategy).needs_plain_sgd and moments.kept:
+        raise SettingError(
+            f"{strategy} needs plain SGD, but {type(moments.optimizer).__name__} has momentum or other moments of its"
+            " own: train with SGD(lr=...) without momentum, or take a strategy for any optimizer, such as ADPSGD"
+        )
+
+
 def _known(state: Mapping[str, Any]) -> list[str]:
     """Return the names of the known moments in the state of a tensor."""
     return [name for name in _ORDER if isinstance(state.get(name), Tensor)]
@@ -289,6 +321,11 @@ class WeightsAndMoments:
 
     def __init__(self, weights: Weights, moments: Moments) -> None:
         self.weights, self.moments = weights, moments
+
+    def declare_to(self, group: Group) -> None:
+        """Let a group compress weights and each kind of moments apart, and send counts of steps in full."""
+        lengths, counts = self.moments.sections
+        group.declare_sections((self.weights.layout.numel, *lengths), counts)
 
     def snapshot(self) -> Tensor:
         """Return a copy of both."""

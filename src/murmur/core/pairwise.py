@@ -101,8 +101,9 @@ class PairwiseAverager:
     def carry(self, moments: Moments) -> None:
         """Exchange moments with the weights from now on, and give them to late learners too; all learners do."""
         moments.check()
-        self.exchanged = WeightsAndMoments(self.weights, moments)
-        self.shown = self.exchanged.snapshot
+        both = WeightsAndMoments(self.weights, moments)
+        both.declare_to(self.group)
+        self.exchanged, self.shown = both, both.snapshot
 
     @property
     def leads(self) -> bool:

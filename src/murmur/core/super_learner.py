@@ -186,8 +186,8 @@ class Leader(Learner):
         )
 
     def _post(self, opening: Opening, w: Tensor) -> None:
-        for member in range(1, self.super_learner.size):
-            self.super_learner.post(w, member, STEP, (*opening, *self._assigned))
+        for member in range(1, self.super_learner.size):  # without compression: members end with the same bits
+            self.super_learner.plain.post(w, member, STEP, (*opening, *self._assigned))
 
     async def draw(self, before_backward: Callable[[float], None] | None) -> Gradient | None:  # noqa: ARG002
         self._open(IN_TURN, self.steps)
@@ -277,7 +277,7 @@ async def _follow(me: Learner, super_learner: Group) -> None:
     mean: Gradient | None = None
     replica = Replica(me.weights, super_learner)
     while True:
-        w, _, header = await super_learner.recv(0, STEP)
+        w, _, header = await super_learner.plain.recv(0, STEP)
         opening, assigned = Opening(*header[:HEADER_NUMBERS]), [int(number) for number in header[HEADER_NUMBERS:]]
         if opening.stepped and mean is not None:
             me.repeat(mean)

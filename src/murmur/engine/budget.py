@@ -8,6 +8,8 @@ from numbers import Integral
 
 from murmur.engine.task import Task
 
+ROUNDING = 1e-12  # relative; errors of products and sums are a thousand times smaller
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -38,5 +40,10 @@ class Budget:
         if self.minibatches is not None:
             return self.minibatches
         if self.samples is not None:
-            return math.ceil(self.samples / task.samples_per_epoch * task.per_epoch)
-        return math.ceil((1.0 if self.epochs is None else self.epochs) * task.per_epoch)
+            return _up(self.samples / task.samples_per_epoch * task.per_epoch)
+        return _up((1.0 if self.epochs is None else self.epochs) * task.per_epoch)
+
+
+def _up(minibatches: float) -> int:
+    """Return the next whole number, but not for an excess that is a rounding error: 1.1 * 100 is 110.00000000000001."""
+    return math.ceil(minibatches * (1 - ROUNDING))

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 Schedule = Callable[[Progress], float]
+ROUNDING_EPOCHS = 1e-9  # of differences of epochs; a minibatch is longer
 
 
 def listens(schedule: Schedule) -> bool:
@@ -170,7 +171,7 @@ class LargeBatch:
         _check(self, positive=("batch", "reference", "decay"), not_negative=("warm_epochs",))
 
     def __call__(self, at: Progress) -> float:
-        after = max(0, math.floor(at.epoch - self.warm_epochs))
+        after = max(0, math.floor(at.epoch - self.warm_epochs + ROUNDING_EPOCHS))
         whole = self.warm_epochs + after if at.epoch >= self.warm_epochs else at.epoch
         return WarmUpAnneal(self.batch / self.reference, self.warm_epochs, self.decay)(replace(at, epoch=whole))
 

@@ -19,7 +19,7 @@ from murmur.core.facts import training_learners
 from murmur.core.flat import Layout
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import Preparation
-from murmur.core.moments import Moments
+from murmur.core.moments import Moments, check_optimizer
 from murmur.core.source import SKIPPED_SAMPLES, WHOLE
 from murmur.core.torch_private import foreach_copy_
 from murmur.core.trace import COMMUNICATING, COMPUTE, DATA, WAITING
@@ -76,6 +76,7 @@ class TaskSource:
         self.layout = Layout.trainable(self.model)
         self.optimizer = experiment.optimizer(self.model)
         self.moments = Moments(self.optimizer, self.layout)
+        check_optimizer(experiment.strategy, self.moments)
         self._moved: Mapping[int, int] = {}
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._betas = [group.get("betas") for group in self.optimizer.param_groups]
@@ -190,10 +191,16 @@ class TaskSource:
         self.optimizer.zero_grad(set_to_none=True)
         drawn = Gradient(self._g, present, samples, value)
         drawn = self.numbers.judge(n, drawn, before_backward is None)
-        if drawn.samples == SKIPPED_SAMPLES and len(buffers):
-            self.buffers.scatter(buffers)  # undo the running statistics of this minibatch
+        self._leave_out(drawn.samples == SKIPPED_SAMPLES, buffers)
         self._computed(n)
         return drawn
+
+    def _leave_out(self, skipped: bool, buffers: Tensor) -> None:
+        """Undo the running statistics and Fisher estimates of a minibatch if it is skipped."""
+        if skipped and len(buffers):
+            self.buffers.scatter(buffers)
+        if self._natural is not None:
+            self._natural.end_minibatch(skipped)
 
     def empty(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
         """Return the gradient of a piece of minibatch n that has no samples: zeros, with almost no weight."""

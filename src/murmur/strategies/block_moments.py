@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from murmur.core.learner import Learner
+from murmur.core.moments import WeightsAndMoments
 
 MeanMoments = Literal["local", "averaged"]
 OuterMoments = Literal["local", "averaged", "at_outer"]
@@ -77,6 +78,7 @@ class BlockMoments:
         if moments != "local":
             self.before = me.outer.setdefault(KEPT, me.moments.snapshot())
             me.moments.set_(self.before)
+            WeightsAndMoments(me.weights, me.moments).declare_to(me.group)
 
     async def mean(self, *further: Tensor) -> Tensor:
         """Return the mean of [w_i; further] over all learners, weighted by samples; set the moments to their mean.

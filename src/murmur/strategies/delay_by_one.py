@@ -48,6 +48,9 @@ class DelayByOne(WithMoments):
     async def __call__(self, me: Learner) -> None:
         beside = me.group.split([range(me.group.size)])  # averaging overlaps other exchanges
         assert beside is not None
+        state = self.state(me)
+        if isinstance(state, WeightsAndMoments):
+            state.declare_to(beside)
         rounds = count(me.turns_done)
         mixed = self.start_averaging(me, beside, rounds)
         async for g in me.turns():  # g is taken at W_k while W_k T_k is on its way

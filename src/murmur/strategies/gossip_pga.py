@@ -45,6 +45,8 @@ class GossipPGA(WithMoments):
         check(self.moments)
 
     async def __call__(self, me: Learner) -> None:
+        if self.moments == "averaged":
+            WeightsAndMoments(me.weights, me.moments).declare_to(me.group)
         rounds = count(me.turns_done)
         async for g in me.turns():
             if me.fresh_samples > 0:

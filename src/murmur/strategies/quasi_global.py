@@ -32,6 +32,8 @@ class QuasiGlobal:
         beta: Share of the momentum in a step.
         mu: Decay of the momentum.
 
+    An optimizer with moments of its own is refused, unless `beta` is 0.
+
     Raises:
         ValueError: `beta` or `mu` is not in [0, 1).
     """
@@ -48,6 +50,10 @@ class QuasiGlobal:
     def __post_init__(self) -> None:
         if not (0 <= self.beta < 1 and 0 <= self.mu < 1):
             raise ValueError(f"QuasiGlobal needs 0 <= beta < 1 and 0 <= mu < 1, got {self}")
+
+    @property
+    def needs_plain_sgd(self) -> bool:
+        return self.beta > 0  # at 0 it is ADPSGD
 
     async def __call__(self, me: Learner) -> None:
         averaging = me.spawn(ADPSGD(self.mixing).average(me), "averaging")

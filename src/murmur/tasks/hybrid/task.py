@@ -275,17 +275,15 @@ class HybridTask(ChunkLearning):
     def targets(self) -> Targets:
         """The pdf of every frame, and the frequency of each pdf."""
         stage = self.hmms.trained[-1]
+        digest = None if self.realigned_by is None else read_pair(self.realigned_by)[1]["digest"]
         if self.absent == "refuse":
-            return stored_targets(
-                self.hmms, stage, None if self.realigned_by is None else read_pair(self.realigned_by)[1]["digest"]
-            )
+            return stored_targets(self.hmms, stage, digest)
         if self.realigned_by is None:
             return make_targets(self.hmms, stage)
         first = make_targets(self.hmms, stage)
         model = self._read_model(self.realigned_by, first)
         scorers = {part: self._network_scorer(model, first, part) for part in ("train", "dev")}
-        _, facts = read_pair(self.realigned_by)
-        return realigned(self.hmms, stage, scorers, facts["digest"])
+        return realigned(self.hmms, stage, scorers, digest)
 
     @cached_property
     def data(self) -> HybridData:
@@ -308,8 +306,8 @@ class HybridTask(ChunkLearning):
     @cached_property
     def data_digest(self) -> str:
         """Digest of utterances, texts and numbers of frames."""
-        train, dev = rows_of(self.material.train), rows_of(self.material.dev, self.data.dev_targets)
-        return digest_of(train, ((frames,) for frames in self.data.train.lengths.tolist()), dev)
+        lengths = ((frames,) for frames in self.data.train.lengths.tolist())
+        return digest_of(rows_of(self.material.train), lengths, rows_of(self.material.dev, self.data.dev_targets))
 
     def minibatch(self, n: int) -> ChunkBatch:
         """Minibatch n with its masks: a pure function of the task's fields and n."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,34 @@ def test_dependent_rows_zeros_and_single_values_do_no_harm() -> None:
     W, gamma, _ = OnlineFisher({}, "in", 5, FisherConfig()).observe(SampleRows((torch.randn(8, 1),)))
     assert W.shape == (0, 1)
     assert float(gamma) == 1.0
+
+
+@pytest.mark.parametrize("calls", [0, 1, 10, 11])  # no estimate yet, an early update, none due, one due
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 1e30])  # 1e30: the sum of the squares overflows
+def test_rows_that_are_not_finite_leave_the_estimate_and_mark_their_gradient(calls: int, bad: float) -> None:
+    torch.manual_seed(0)
+    state: dict[str, Any] = {}
+    fisher = OnlineFisher(state, "in", 4, FisherConfig())
+    for _ in range(calls):
+        fisher.observe(SampleRows((torch.randn(20, 9),)))
+    before = {name: value for name, value in state.items() if name != "in.t"}
+    rows = torch.randn(20, 9)
+    rows[3, 2] = bad
+    W, gamma, H = fisher.observe(SampleRows((rows,)))
+    assert not bool((gamma * (rows - H @ W)).isfinite().any())
+    assert state.keys() - {"in.t"} == before.keys()
+    assert all(state[name] is value for name, value in before.items())
+
+
+def test_finite_rows_whose_products_overflow_leave_the_estimate() -> None:
+    torch.manual_seed(0)
+    state: dict[str, Any] = {}
+    fisher = OnlineFisher(state, "in", 4, FisherConfig())
+    fisher.observe(SampleRows((torch.randn(20, 9),)))
+    before, rows = state["in.W"], torch.randn(20, 9) * 1e12
+    W, gamma, H = fisher.observe(SampleRows((rows,)))
+    assert bool((gamma * (rows - H @ W)).isfinite().all())
+    assert state["in.W"] is before
 
 
 def test_rows_are_made_orthonormal_again() -> None:

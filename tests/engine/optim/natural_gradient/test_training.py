@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,14 +14,17 @@ from torch import Tensor, nn
 
 from murmur.core.facts import FactsOfInner
 from murmur.core.learner import Learner, Strategy
+from murmur.core.source import SKIPPED_SAMPLES, Gradient
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import read_pair
 from murmur.engine.optim.natural_gradient import FisherConfig
 from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
+from murmur.engine.task import Loss
+from murmur.engine.task_source import TaskSource
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import ToyTask
 from murmur.run.configuration import configure
-from murmur.strategies import KAVG, ParameterAveraging, SyncSGD
+from murmur.strategies import ADPSGD, KAVG, ParameterAveraging, SyncSGD
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
@@ -77,6 +83,99 @@ def test_replicas_stay_equal_to_the_bit_though_estimates_differ(world: VirtualWo
     for steps in zip(*watched.seen.values(), strict=True):
         assert torch.equal(steps[0], steps[1])
         assert torch.equal(steps[0], steps[2])
+
+
+class _Spoiled(torch.autograd.Function):
+    """A value with a gradient that is not finite."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+        return g * math.inf
+
+
+class Network(nn.Module):
+    """A convolution, an LSTM with projection and linear layers; the gradients of `at` and what precedes it go bad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(8, 6, 3)
+        self.lstm = nn.LSTM(6, 5, proj_size=4, batch_first=True)
+        self.first, self.last = nn.Linear(4, 7), nn.Linear(7, 10)
+        self.at = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._through("convolution", self.convolution(x.view(-1, 8, 8)))
+        y = self._through("lstm", self.lstm(y.transpose(1, 2))[0].mean(1))
+        return self._through("last", self.last(self._through("first", torch.tanh(self.first(y)))))
+
+    def _through(self, layer: str, y: Tensor) -> Tensor:
+        return _Spoiled.apply(y) if self.at == layer else y  # type: ignore[no-any-return, no-untyped-call]
+
+
+@dataclass(frozen=True)
+class Spoiled(ToyTask):
+    """Minibatches `bad` have a finite loss and a gradient that is not finite, from layer `at` of the network down."""
+
+    bad: tuple[int, ...] = ()
+    at: str = "last"
+
+    def model(self) -> nn.Module:
+        return Network()
+
+    def minibatch(self, n: int) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        return (*super().minibatch(n), torch.tensor(n))
+
+    def loss(self, model: Network, minibatch: tuple[Tensor, Tensor, Tensor]) -> Loss:  # type: ignore[override]
+        x, y, n = minibatch
+        model.at = self.at if int(n) in self.bad else ""
+        return super().loss(model, (x, y))
+
+
+def _estimates(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], Any]:
+    states = (optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"])
+    return {(i, name): value for i, state in enumerate(states) for name, value in state.items()}
+
+
+@pytest.mark.parametrize("samples", [2, 64])  # frames are preconditioned, and their sum
+@pytest.mark.parametrize("at", ["convolution", "lstm", "first", "last"])
+@pytest.mark.parametrize("bad", [(0, 1), (3,), (21,), (24,)])  # first call, each updates, none is due, one is due
+def test_a_bad_gradient_is_skipped_and_leaves_all_estimates(samples: int, at: str, bad: tuple[int, ...]) -> None:
+    drawn: list[bool] = []
+
+    class Source(TaskSource):
+        def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
+            before = _estimates(self.optimizer)
+            gradient = super().draw(n, before_backward)
+            after = _estimates(self.optimizer)
+            assert (gradient.samples == SKIPPED_SAMPLES) == (n in bad)
+            if n in bad:
+                assert after.keys() == before.keys()
+                assert all(after[name] is value for name, value in before.items())
+            drawn.append(n in bad)
+            return gradient
+
+    experiment = Experiment(Spoiled(samples=samples, bad=bad, at=at), SyncSGD(), Budget(minibatches=30), NATURAL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("murmur.engine.trainer.TaskSource", Source)
+        outcome = Trainer(experiment, VirtualWorld(1)).fit()
+    assert sum(drawn) == len(bad)
+    assert len(drawn) == 30
+    assert math.isfinite(outcome.figures["loss"])
+
+
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2), ADPSGD()], ids=named)
+@pytest.mark.parametrize(
+    "world",
+    [VirtualWorld(2), ThreadWorld(2, timeout_seconds=20)],  # the latter sums behind the backward pass
+    ids=["virtual", "threads"],
+)
+def test_a_bad_gradient_of_one_learner_does_not_end_the_run(strategy: Strategy, world: VirtualWorld) -> None:
+    experiment = Experiment(Spoiled(samples=8, bad=(0, 7, 44)), strategy, Budget(minibatches=60), NATURAL)
+    assert bool(fit(experiment, world).isfinite().all())
 
 
 def test_minibatches_of_any_size_are_estimated_alike(tmp_path: Path) -> None:

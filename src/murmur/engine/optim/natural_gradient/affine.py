@@ -21,6 +21,9 @@ from torch.autograd.function import once_differentiable
 from murmur.core.torch_private import DisableTorchFunction
 from murmur.engine.optim.natural_gradient.fisher import FisherConfig, OnlineFisher, SampleRows
 
+INPUTS, OUTPUTS = "in", "out"  # names of the sides in the state
+SIDES = (f"{INPUTS}.", f"{OUTPUTS}.")
+
 
 class TwoSides:
     """Fisher estimates of both sides of one weight matrix.
@@ -30,8 +33,8 @@ class TwoSides:
     """
 
     def __init__(self, state: MutableMapping[str, Any], config: FisherConfig, samples: Callable[[], float]) -> None:
-        self.inputs = OnlineFisher(state, "in", config.rank_in, config)
-        self.outputs = OnlineFisher(state, "out", config.rank_out, config)
+        self.inputs = OnlineFisher(state, INPUTS, config.rank_in, config)
+        self.outputs = OnlineFisher(state, OUTPUTS, config.rank_out, config)
         self.samples = samples
 
     def gradient(self, X: SampleRows, dY: Tensor) -> Gradients:

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from murmur.core.flat import is_finite
+
 EPSILON, DELTA = 1e-10, 5e-4  # smallest rho and d: absolute, and relative to the largest eigenvalue
 MOST_ETA = 0.9
 CONDITION = 1e6  # condition of C above which the rows of R are made orthonormal again
@@ -132,22 +134,27 @@ def _wide(x: Tensor) -> torch.dtype:
 class OnlineFisher:
     """Estimate F_t of one side; its state is in a mapping that its user (an optimizer) holds.
 
-    The state is `W` (r, D), `d` (r,) and the numbers `rho` and `t`, under names that begin with `side`.
+    The state is `W` (r, D), `d` (r,) and the numbers `rho` and `t`, under names that begin with `side`. Updates replace
+    these values and never change them in place.
     """
 
     def __init__(self, state: MutableMapping[str, Any], side: str, rank: int, config: FisherConfig) -> None:
         self._state, self._side, self._rank, self.config = state, side, rank, config
 
     def observe(self, X: SampleRows) -> Factor:
-        """The factor for these rows; they then update the estimate if it is due."""
+        """The factor for these rows; they then update the estimate if it is due.
+
+        Rows that are not finite begin and update no estimate; gamma is nan.
+        """
         rank = min(self._rank, (X.dims + 1) // 2, X.dims - 1)
-        if rank == 0:
-            W = X.blocks[0].new_zeros((0, X.dims), dtype=_wide(X.blocks[0]))
-            return Factor(W, X.trace().new_ones(()), W.new_zeros((X.count, 0)))
-        if f"{self._side}.W" not in self._state:
-            self._begin(X, rank)
-        W, t = self._state[f"{self._side}.W"], self._state[f"{self._side}.t"]
         trace = X.trace()
+        begun = f"{self._side}.W" in self._state
+        if rank == 0 or not (begun or math.isfinite(trace)):
+            W = X.blocks[0].new_zeros((0, X.dims), dtype=_wide(X.blocks[0]))
+            return Factor(W, 1 + 0 * trace, W.new_zeros((X.count, 0)))
+        if not begun:
+            self._begin(X, rank, trace)
+        W, t = self._state[f"{self._side}.W"], self._state[f"{self._side}.t"]
         if t <= FIRST_UPDATES or t % self.config.update_period == 0:
             X = X.wide()
             H = X.times(W)
@@ -159,7 +166,7 @@ class OnlineFisher:
         self._state[f"{self._side}.t"] = t + 1
         return Factor(W, gamma, H)
 
-    def _begin(self, X: SampleRows, rank: int) -> None:
+    def _begin(self, X: SampleRows, rank: int, trace: Tensor) -> None:
         """Start from a fixed orthonormal R, then update three times with the first rows (once if they are few)."""
         device, dtype = X.blocks[0].device, _wide(X.blocks[0])
         share = 1.0 / (2.0 + (X.dims + rank) * self.config.alpha / X.dims)
@@ -167,7 +174,6 @@ class OnlineFisher:
         self._keep(W, W.new_full((rank,), EPSILON), EPSILON)
         self._state[f"{self._side}.t"] = 1
         X = X.wide()
-        trace = X.trace()
         for _ in range(1 if X.count <= rank else 3):
             self._update(X, X.times(self._state[f"{self._side}.W"]), trace)
 
@@ -181,7 +187,8 @@ class OnlineFisher:
         E = shares(d, rho, self.config.alpha, self._state[f"{self._side}.W"].shape[1])
         squares = H.square().sum(0)  # a fifth of the time of norms along columns
         left = trace - (squares * (2 - E)).sum()
-        return torch.where(left > 0, trace / left.clamp_min(torch.finfo(left.dtype).tiny), 1.0).sqrt()
+        # Nan stays nan: it marks the gradient of rows that are not finite.
+        return torch.where(left <= 0, 1.0, trace / left.clamp_min(torch.finfo(left.dtype).tiny)).sqrt()
 
     def _update(self, X: SampleRows, H: Tensor, trace: Tensor) -> None:
         W, d, rho = (self._state[f"{self._side}.{name}"] for name in ("W", "d", "rho"))
@@ -192,9 +199,12 @@ class OnlineFisher:
         K, L = ((m @ m.t()).cpu().double() for m in (J, H.t()))
         d64 = d.cpu().double()
         E = shares(d64, rho, self.config.alpha, D)
-        C, U, well = eigen(_z(K, L, d64 + rho, E, (weight, old)), (rho * old) ** 2)
+        Z, total = _z(K, L, d64 + rho, E, (weight, old)), float(trace)
+        if not (math.isfinite(total) and is_finite(Z)):  # Z of finite rows may overflow too
+            return
+        C, U, well = eigen(Z, (rho * old) ** 2)
         roots = C.sqrt()
-        new_rho = (weight * float(trace) + old * (D * rho + float(d64.sum())) - float(roots.sum())) / (D - rank)
+        new_rho = (weight * total + old * (D * rho + float(d64.sum())) - float(roots.sum())) / (D - rank)
         floor = max(EPSILON, DELTA * float(roots.max()))
         new_d = (roots - new_rho).clamp_min(floor)
         new_rho = max(new_rho, floor)

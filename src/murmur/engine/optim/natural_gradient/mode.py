@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.overrides import TorchFunctionMode
 
 from murmur.core.torch_private import backward_engine
-from murmur.engine.optim.natural_gradient.affine import Affine, TwoSides
+from murmur.engine.optim.natural_gradient.affine import SIDES, Affine, TwoSides
 from murmur.engine.optim.natural_gradient.fisher import FisherConfig
 from murmur.engine.optim.natural_gradient.stack import LstmStack
 
@@ -37,6 +37,7 @@ class Preconditioning(TorchFunctionMode):
         self._known = {id(p) for p in parameters}
         self._states, self._config = states, config
         self.samples = 1.0
+        self._before: dict[int, tuple[MutableMapping[str, Any], dict[str, Any]]] = {}
         self._answers: dict[Any, Callable[..., Any]] = {
             functional.linear: self._linear,
             functional.conv1d: self._conv1d,
@@ -68,7 +69,18 @@ class Preconditioning(TorchFunctionMode):
     def _sides(self, weight: Tensor) -> TwoSides | None:
         if id(weight) not in self._known or not weight.requires_grad:
             return None
-        return TwoSides(self._states(weight), self._config, lambda: self.samples)
+        state = self._states(weight)
+        self._before.setdefault(id(weight), (state, _estimates(state)))
+        return TwoSides(state, self._config, lambda: self.samples)
+
+    def end_minibatch(self, skipped: bool) -> None:
+        """End a minibatch. If it is skipped, its layers get back the estimates that they had before it."""
+        if skipped:
+            for state, before in self._before.values():
+                for name in _estimates(state).keys() - before.keys():
+                    del state[name]
+                state.update(before)
+        self._before.clear()
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         sides = self._sides(weight)
@@ -120,6 +132,11 @@ class Preconditioning(TorchFunctionMode):
         batch_first = rest[5]
         y, h, c = run(x.transpose(0, 1) if batch_first else x, second, self._sides, None)
         return y.transpose(0, 1) if batch_first else y, h, c
+
+
+def _estimates(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of Fisher estimates in the state of a weight."""
+    return {name: value for name, value in state.items() if name.startswith(SIDES)}
 
 
 def _as_computed(x: Tensor) -> Tensor:
