@@ -126,12 +126,12 @@ class Sections:
 
     def apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sections, each with zeros up to whole blocks, and the numbers."""
-        *sections, numbers = x.split([*self.lengths, self.numbers])
+        *sections, numbers = torch.split(x, [*self.lengths, self.numbers])
         return torch.cat([pad(section, (0, -len(section) % ALIGNMENT)) for section in sections]), numbers
 
     def joined(self, padded: Tensor, numbers: Tensor) -> Tensor:
         """Return the vector of what `apart` returned."""
-        pieces = padded.split([length + -length % ALIGNMENT for length in self.lengths])
+        pieces = torch.split(padded, [length + -length % ALIGNMENT for length in self.lengths])
         return torch.cat([*(piece[:n] for piece, n in zip(pieces, self.lengths, strict=True)), numbers])
 
     def encode(self, x: Tensor, form: Compression) -> Tensor:

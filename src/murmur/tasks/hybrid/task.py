@@ -278,7 +278,7 @@ class HybridTask(ChunkLearning):
         digest = None if self.realigned_by is None else read_pair(self.realigned_by)[1]["digest"]
         if self.absent == "refuse":
             return stored_targets(self.hmms, stage, digest)
-        if self.realigned_by is None:
+        if self.realigned_by is None or digest is None:
             return make_targets(self.hmms, stage)
         first = make_targets(self.hmms, stage)
         model = self._read_model(self.realigned_by, first)
