@@ -125,13 +125,14 @@ class Sections:
         return sum(self.lengths) + self.numbers
 
     def apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sections, each with zeros up to whole blocks, and the numbers."""
-        *sections, numbers = torch.split(x, [*self.lengths, self.numbers])
-        return torch.cat([pad(section, (0, -len(section) % ALIGNMENT)) for section in sections]), numbers
+        """Return the sections, each but the last with zeros up to whole blocks, and the numbers."""
+        *sections, last, numbers = torch.split(x, [*self.lengths, self.numbers])
+        return torch.cat([*(pad(section, (0, -len(section) % ALIGNMENT)) for section in sections), last]), numbers
 
     def joined(self, padded: Tensor, numbers: Tensor) -> Tensor:
         """Return the vector of what `apart` returned."""
-        pieces = torch.split(padded, [length + -length % ALIGNMENT for length in self.lengths])
+        *first, last = self.lengths
+        pieces = torch.split(padded, [*(length + -length % ALIGNMENT for length in first), last])
         return torch.cat([*(piece[:n] for piece, n in zip(pieces, self.lengths, strict=True)), numbers])
 
     def encode(self, x: Tensor, form: Compression) -> Tensor:
