@@ -125,13 +125,14 @@ class Sections:
         return sum(self.lengths) + self.numbers
 
     def apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sections, each with zeros up to whole blocks, and the numbers."""
-        *sections, numbers = x.split([*self.lengths, self.numbers])
-        return torch.cat([pad(section, (0, -len(section) % ALIGNMENT)) for section in sections]), numbers
+        """Return the sections, each but the last with zeros up to whole blocks, and the numbers."""
+        *sections, last, numbers = torch.split(x, [*self.lengths, self.numbers])
+        return torch.cat([*(pad(section, (0, -len(section) % ALIGNMENT)) for section in sections), last]), numbers
 
     def joined(self, padded: Tensor, numbers: Tensor) -> Tensor:
         """Return the vector of what `apart` returned."""
-        pieces = padded.split([length + -length % ALIGNMENT for length in self.lengths])
+        *first, last = self.lengths
+        pieces = torch.split(padded, [*(length + -length % ALIGNMENT for length in first), last])
         return torch.cat([*(piece[:n] for piece, n in zip(pieces, self.lengths, strict=True)), numbers])
 
     def encode(self, x: Tensor, form: Compression) -> Tensor:
@@ -189,42 +190,42 @@ class CompressedGroup(GroupAround):
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         sections = self._sections.get(x.numel())
         if sections is None:
-            return await self._compressed_mean(x, weights)
+            return await self._compressed_mean(x, weights, f"{x.numel()}")
         padded, numbers = sections.apart(x)
-        mean = await self._compressed_mean(padded, weights)
+        mean = await self._compressed_mean(padded, weights, f"sections of {x.numel()}")
         return sections.joined(mean, await self.inner.mean_with(numbers, weights) if len(numbers) else numbers)
 
-    async def _compressed_mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+    async def _compressed_mean(self, x: Tensor, weights: Sequence[float], name: str) -> Tensor:
         part = -(-x.numel() // (self.size * ALIGNMENT)) * ALIGNMENT
         bounds = [(min(r * part, x.numel()), min((r + 1) * part, x.numel())) for r in range(self.size)]
         start, end = bounds[self.rank]
-        given = self._give(x, bounds) if weights[self.rank] > 0 else x
+        given = self._give(x, bounds, f"{self._path} given {name}") if weights[self.rank] > 0 else x
         mean = torch.empty_like(x)
         if start < end:
-            mean[start:end] = await self._add_up(given[start:end], weights, x.numel())
+            mean[start:end] = await self._add_up(
+                given[start:end], weights, f"{self._path} added {end - start} of {name}"
+            )
         for r, (a, b) in enumerate(bounds):
             if r != self.rank and a < b:
                 mean[a:b] = self.form.decode((await self.inner.recv(r, MEAN)).x, x[a:b])
         return mean
 
-    def _give(self, x: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
+    def _give(self, x: Tensor, bounds: Sequence[tuple[int, int]], name: str) -> Tensor:
         """Send every member its part of x; return x as it arrives."""
-        name = self._name_of("given", x.numel())
         sent = self._owing(name, x)
         for r, (a, b) in enumerate(bounds):
             if r != self.rank and a < b:
                 self._send(self.form.encode(sent[a:b]), r)
         return self._keep(name, sent)
 
-    async def _add_up(self, own: Tensor, weights: Sequence[float], numel: int) -> Tensor:
-        """Compute the mean of this member's part of all vectors, of length `numel`, and send it to the others."""
+    async def _add_up(self, own: Tensor, weights: Sequence[float], name: str) -> Tensor:
+        """Compute the mean of this member's part of all vectors and send it to the others."""
         parts = []
         for r, weight in enumerate(weights):
             if r == self.rank or weight == 0:
                 parts.append(own)  # a placeholder for weight 0: it is not read
             else:
                 parts.append(self.form.decode((await self.inner.recv(r, MEAN)).x, own))
-        name = self._name_of(f"added {own.numel()} of", numel)  # vectors of other lengths may have such a part too
         added = self._owing(name, weighted_mean(parts, weights))
         code = self.form.encode(added)
         for r in range(self.size):
@@ -241,9 +242,6 @@ class CompressedGroup(GroupAround):
         arrived = self.form.decode(self.form.encode(sent), sent) if sent.dtype in TYPES else sent
         self._kept[name] = sent - arrived
         return arrived
-
-    def _name_of(self, what: str, numel: int) -> str:
-        return f"{self._path} {what} {numel}"
 
     def _send(self, code: Tensor, to: int) -> None:
         self.sent_bytes += code.numel() * code.element_size()
