@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fitting import fitting
 from murmur.core.learner import Strategy
 from murmur.core.mixing import ring
 from murmur.core.source import Gradient
@@ -120,7 +121,8 @@ class Poison:
 
 
 def run(strategy: Strategy, task: Bad, world: World, poison: Poison) -> None:
-    experiment = Experiment(task, strategy, Budget(minibatches=MINIBATCHES), SGD(0.1, momentum=0.9, weight_decay=1e-3))
+    optimizer = fitting(strategy, SGD(0.1, momentum=0.9, weight_decay=1e-3))
+    experiment = Experiment(task, strategy, Budget(minibatches=MINIBATCHES), optimizer)
     with pytest.MonkeyPatch.context() as patch:
         poison.into(patch)
         outcomes = world.run(Trainer(experiment, world)._train)

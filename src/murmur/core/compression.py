@@ -190,42 +190,42 @@ class CompressedGroup(GroupAround):
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         sections = self._sections.get(x.numel())
         if sections is None:
-            return await self._compressed_mean(x, weights)
+            return await self._compressed_mean(x, weights, f"{x.numel()}")
         padded, numbers = sections.apart(x)
-        mean = await self._compressed_mean(padded, weights)
+        mean = await self._compressed_mean(padded, weights, f"sections of {x.numel()}")
         return sections.joined(mean, await self.inner.mean_with(numbers, weights) if len(numbers) else numbers)
 
-    async def _compressed_mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+    async def _compressed_mean(self, x: Tensor, weights: Sequence[float], name: str) -> Tensor:
         part = -(-x.numel() // (self.size * ALIGNMENT)) * ALIGNMENT
         bounds = [(min(r * part, x.numel()), min((r + 1) * part, x.numel())) for r in range(self.size)]
         start, end = bounds[self.rank]
-        given = self._give(x, bounds) if weights[self.rank] > 0 else x
+        given = self._give(x, bounds, f"{self._path} given {name}") if weights[self.rank] > 0 else x
         mean = torch.empty_like(x)
         if start < end:
-            mean[start:end] = await self._add_up(given[start:end], weights, x.numel())
+            mean[start:end] = await self._add_up(
+                given[start:end], weights, f"{self._path} added {end - start} of {name}"
+            )
         for r, (a, b) in enumerate(bounds):
             if r != self.rank and a < b:
                 mean[a:b] = self.form.decode((await self.inner.recv(r, MEAN)).x, x[a:b])
         return mean
 
-    def _give(self, x: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
+    def _give(self, x: Tensor, bounds: Sequence[tuple[int, int]], name: str) -> Tensor:
         """Send every member its part of x; return x as it arrives."""
-        name = self._name_of("given", x.numel())
         sent = self._owing(name, x)
         for r, (a, b) in enumerate(bounds):
             if r != self.rank and a < b:
                 self._send(self.form.encode(sent[a:b]), r)
         return self._keep(name, sent)
 
-    async def _add_up(self, own: Tensor, weights: Sequence[float], numel: int) -> Tensor:
-        """Compute the mean of this member's part of all vectors, of length `numel`, and send it to the others."""
+    async def _add_up(self, own: Tensor, weights: Sequence[float], name: str) -> Tensor:
+        """Compute the mean of this member's part of all vectors and send it to the others."""
         parts = []
         for r, weight in enumerate(weights):
             if r == self.rank or weight == 0:
                 parts.append(own)  # a placeholder for weight 0: it is not read
             else:
                 parts.append(self.form.decode((await self.inner.recv(r, MEAN)).x, own))
-        name = self._name_of(f"added {own.numel()} of", numel)  # vectors of other lengths may have such a part too
         added = self._owing(name, weighted_mean(parts, weights))
         code = self.form.encode(added)
         for r in range(self.size):
@@ -242,9 +242,6 @@ class CompressedGroup(GroupAround):
         arrived = self.form.decode(self.form.encode(sent), sent) if sent.dtype in TYPES else sent
         self._kept[name] = sent - arrived
         return arrived
-
-    def _name_of(self, what: str, numel: int) -> str:
-        return f"{self._path} {what} {numel}"
 
     def _send(self, code: Tensor, to: int) -> None:
         self.sent_bytes += code.numel() * code.element_size()
