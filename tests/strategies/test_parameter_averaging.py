@@ -195,15 +195,15 @@ def test_super_learners_take_pieces_too() -> None:
     task, w, done = Far(ragged=True), torch.zeros(5, dtype=torch.float64), 0
     averaging = ParameterAveraging(FRAMES, Jobs(), MaxChange(None, None), combine=RunningMean(1), first_pieces=2)
     while done < 24:
-        pieces = 2 if done < 4 else 1  # an iteration has eight frames of the super-learner
-        for first in range(done, done + 4, 2):
+        pieces = 2 if done < 8 else 1
+        for first in range(done, done + 8, 2):
             members = [task.steps(n, pieces) for n in (first, first + 1)]
             for k in range(pieces):
                 here = [steps[k] for steps in members if k < len(steps)]
                 w = w - 2 * ALPHA * sum(weight * (w - centre) for centre, weight in here) / sum(
                     weight for _, weight in here
                 )
-        done += 4
+        done += 8
     run = replace(experiment(averaging, 24), strategy=SuperLearners(averaging, 2), optimizer=SGD(ALPHA))
     assert torch.allclose(fit(run, VirtualWorld(2)), w, rtol=1e-12)
     assert torch.allclose(fit(run, ThreadWorld(2, timeout_seconds=20)), w, rtol=1e-12)

@@ -38,7 +38,7 @@ class Facts:
         repeatable_steps: The members of a super-learner can repeat its leader's steps: those of the optimizer with the
             gradient itself, and with moments that the strategy leaves alone.
         gradients_a_step: Learners whose gradients are summed for one step of an optimizer; None: all.
-        needs_plain_sgd: Its equation holds for steps of plain SGD only: an optimizer that keeps moments is refused.
+        needs_plain_sgd: Its equation holds for steps of plain SGD only: a warning tells if the optimizer keeps moments.
     """
 
     lock_step: bool = True

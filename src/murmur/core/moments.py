@@ -19,6 +19,7 @@ Adamax has u, the decaying maximum of |g|, in place of v; u is raised to |m| / c
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -27,12 +28,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmur.core.errors import SettingError
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.group import Group
 from murmur.core.weights import Weights
 
+log = logging.getLogger(__name__)
 FACTORS = ("row_var", "col_var", "variance")  # Adafactor's mean squares
 NAMES = (
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta"),
@@ -256,16 +257,13 @@ class Moments:
                     torch.maximum(u, state["exp_avg"].abs().div_(steepest).to(u.dtype), out=u)
 
 
-def check_optimizer(strategy: object, moments: Moments) -> None:
-    """Check that a strategy can work with an optimizer.
-
-    Raises:
-        SettingError: The strategy needs plain SGD, and the optimizer keeps moments.
-    """
+def warn_of_optimizer(strategy: object, moments: Moments) -> None:
+    """Warn if a strategy has an equation for plain SGD, and the optimizer keeps moments."""
     if Facts.of(strategy).needs_plain_sgd and moments.kept:
-        raise SettingError(
-            f"{strategy} needs plain SGD, but {type(moments.optimizer).__name__} has momentum or other moments of its"
-            " own: train with SGD(lr=...) without momentum, or take a strategy for any optimizer, such as ADPSGD"
+        log.warning(
+            "%s is for plain SGD, but %s has momentum or other moments of its own, and training may diverge: train with"
+            " SGD(lr=...) without momentum, or take a strategy for any optimizer, such as ADPSGD",
+            *(strategy, type(moments.optimizer).__name__),
         )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from murmur.core.facts import training_learners
 from murmur.core.flat import Layout
-from murmur.core.moments import Moments, check_optimizer
+from murmur.core.moments import Moments, warn_of_optimizer
 from murmur.engine.experiment import Experiment, describe, in_short
 from murmur.engine.prefetch import to_device
 from murmur.engine.record import duration
@@ -73,9 +73,6 @@ def dry_run(request: RunRequest, experiment: Experiment, prepared_only: bool, st
     are shown. Without `steps` no gradient is computed, which takes long for a large network, and loss and time are left
     out. Nothing is written to `request.out`.
 
-    Raises:
-        SettingError: The strategy cannot work with the optimizer.
-
     Returns:
         The exit status: 1 if the loss or the gradient is not a finite number.
     """
@@ -93,7 +90,7 @@ def dry_run(request: RunRequest, experiment: Experiment, prepared_only: bool, st
     device = device_of(Place(0, 1, 0, "127.0.0.1", 0))
     seed_torch(seed_of(experiment.seed, "model"), device)
     model = experiment.task.model().to(device)
-    check_optimizer(experiment.strategy, Moments(experiment.optimizer(model), Layout.trainable(model)))
+    warn_of_optimizer(experiment.strategy, Moments(experiment.optimizer(model), Layout.trainable(model)))
     console.print(parameter_table(model))
     first = None
     if steps:

@@ -41,7 +41,7 @@ class ParameterAveraging:
     """Averaging of the models every `frames_per_iteration` frames per learner.
 
     Attributes:
-        frames_per_iteration: Samples (frames) of each learner, or super-learner, between two averages.
+        frames_per_iteration: Samples (frames) of each learner, member of a super-learner or not, between averages.
         jobs: Ramp of the number of learners; the others wait, with weight 0.
         limit: Bounds of a step.
         shrink: Factor on new models.
@@ -84,7 +84,7 @@ class ParameterAveraging:
             )
 
     async def __call__(self, me: Learner) -> None:
-        n = self.steps(me.source.progress_at(1).samples * me.unit)
+        n = self.steps(me.source.progress_at(1).samples)
         newest_first = [me.outer[name] for name in sorted(me.outer) if name.startswith("model ")]
         while me.training:
             await me.between_rounds()

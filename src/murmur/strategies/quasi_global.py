@@ -32,7 +32,7 @@ class QuasiGlobal:
         beta: Share of the momentum in a step.
         mu: Decay of the momentum.
 
-    An optimizer with moments of its own is refused, unless `beta` is 0.
+    A warning tells of an optimizer with moments of its own, unless `beta` is 0: training may diverge.
 
     Raises:
         ValueError: `beta` or `mu` is not in [0, 1).

@@ -81,7 +81,7 @@ class SuperLearners(FactsOfInner):
         """
         leaders = -(-learners // self.node_size)
         members = (learners - leaders) / learners  # the last super-learner may be smaller
-        outer = vectors_of(self.outer, leaders, samples * self.node_size)
+        outer = vectors_of(self.outer, leaders, samples)  # frames between averages are those of a member
         copies = 0.0 if outer == 0 else members / (Facts.of(self.outer).sets_weights_every or 1)
         return 2 * members + outer * leaders / learners + copies
 

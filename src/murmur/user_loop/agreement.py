@@ -13,7 +13,7 @@ from murmur.core.facts import Facts, FactsOfInner
 from murmur.core.flat import Layout
 from murmur.core.group import Group, WorldMismatch
 from murmur.core.learner import Strategy
-from murmur.core.moments import Moments, check_optimizer
+from murmur.core.moments import Moments, warn_of_optimizer
 from murmur.engine.experiment import describe
 from murmur.user_loop.source import Plan
 
@@ -24,7 +24,7 @@ def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.
     Raises:
         TypeError: The strategy is a class, or none at all.
         ValueError: The strategy assigns minibatches, or the optimizer holds other parameters too, or not all that are
-            trainable, or it calls the model by itself, or keeps moments where the strategy needs plain SGD.
+            trainable, or it calls the model by itself.
     """
     if isinstance(strategy, type) or not callable(strategy):
         name = getattr(strategy, "__name__", repr(strategy))
@@ -55,7 +55,7 @@ def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.
             " those to be trained as a further parameter group, and freeze the others with requires_grad_(False):"
             " a second optimizer would change weights that the strategy replaces"
         )
-    check_optimizer(strategy, Moments(optimizer, Layout.trainable(model)))
+    warn_of_optimizer(strategy, Moments(optimizer, Layout.trainable(model)))
 
 
 def terms(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> dict[str, str]:

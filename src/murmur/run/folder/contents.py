@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.errors import SettingError
-from murmur.engine.task import REPORTS
 from murmur.run.folder.state import ENDED, FAILED, state_of
 
 RUN, REQUEST, LAUNCH = "run.json", "request.json", "launch.json"
@@ -23,6 +22,7 @@ FILES = (
     *("simulated.json", "simulated.png", "report.html", RESCORING),
     *(f"{name}.{kind}" for name in MODELS for kind in ("json", "safetensors")),
 )
+REPORTS = "errors"  # as in murmur.engine.task, which would load PyTorch
 CHECKPOINT = f"checkpoints/{'[0-9]' * 10}"  # a copy with another name is a user's file
 PATTERNS = (
     "trace-until-*.json",
