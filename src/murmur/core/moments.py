@@ -19,7 +19,6 @@ Adamax has u, the decaying maximum of |g|, in place of v; u is raised to |m| / c
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -28,12 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.group import Group
 from murmur.core.weights import Weights
 
-log = logging.getLogger(__name__)
 FACTORS = ("row_var", "col_var", "variance")  # Adafactor's mean squares
 NAMES = (
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta"),
@@ -255,16 +252,6 @@ class Moments:
                 elif {"exp_avg", "exp_inf"} <= state.keys() and (steepest := _largest_of_maximum(betas)) is not None:
                     u = state["exp_inf"]
                     torch.maximum(u, state["exp_avg"].abs().div_(steepest).to(u.dtype), out=u)
-
-
-def warn_of_optimizer(strategy: object, moments: Moments) -> None:
-    """Warn if a strategy has an equation for plain SGD, and the optimizer keeps moments."""
-    if Facts.of(strategy).needs_plain_sgd and moments.kept:
-        log.warning(
-            "%s is for plain SGD, but %s has momentum or other moments of its own, and training may diverge: train with"
-            " SGD(lr=...) without momentum, or take a strategy for any optimizer, such as ADPSGD",
-            *(strategy, type(moments.optimizer).__name__),
-        )
 
 
 def _known(state: Mapping[str, Any]) -> list[str]:

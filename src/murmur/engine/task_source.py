@@ -19,7 +19,7 @@ from murmur.core.facts import training_learners
 from murmur.core.flat import Layout
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import Preparation
-from murmur.core.moments import Moments, warn_of_optimizer
+from murmur.core.moments import Moments
 from murmur.core.source import SKIPPED_SAMPLES, WHOLE
 from murmur.core.torch_private import foreach_copy_
 from murmur.core.trace import COMMUNICATING, COMPUTE, DATA, WAITING
@@ -76,8 +76,6 @@ class TaskSource:
         self.layout = Layout.trainable(self.model)
         self.optimizer = experiment.optimizer(self.model)
         self.moments = Moments(self.optimizer, self.layout)
-        if seat.group.rank == 0:
-            warn_of_optimizer(experiment.strategy, self.moments)
         self._moved: Mapping[int, int] = {}
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self._betas = [group.get("betas") for group in self.optimizer.param_groups]

@@ -28,6 +28,7 @@ from murmur.engine.elastic_run import run_strategy
 from murmur.engine.evaluation_points import EvaluationPoints
 from murmur.engine.experiment import Experiment
 from murmur.engine.graceful_stop import Asked
+from murmur.engine.optimizer_fit import warn_of_optimizer
 from murmur.engine.pace import EVERY_SECONDS, Pace
 from murmur.engine.record import ChromeTrace, JsonLines, Observer, begin_trace, finish_trace, read_line
 from murmur.engine.task import outputs_of
@@ -96,6 +97,8 @@ class Trainer:
         if not seat.late:
             await agree(seat.group, experiment.digest(), experiment.cut, outputs_of(experiment.task))
         source = TaskSource(experiment, seat, self.observers(seat))
+        if seat.group.rank == 0:
+            warn_of_optimizer(experiment.strategy, source.moments)
         with closing(source):
             try:
                 return outcome_of(source, figures=await self._run(seat, source))

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from murmur.core.facts import training_learners
 from murmur.core.flat import Layout
-from murmur.core.moments import Moments, warn_of_optimizer
+from murmur.core.moments import Moments
 from murmur.engine.experiment import Experiment, describe, in_short
+from murmur.engine.optimizer_fit import warn_of_optimizer
 from murmur.engine.prefetch import to_device
 from murmur.engine.record import duration
 from murmur.engine.scaling import described

@@ -13,8 +13,9 @@ from murmur.core.facts import Facts, FactsOfInner
 from murmur.core.flat import Layout
 from murmur.core.group import Group, WorldMismatch
 from murmur.core.learner import Strategy
-from murmur.core.moments import Moments, warn_of_optimizer
+from murmur.core.moments import Moments
 from murmur.engine.experiment import describe
+from murmur.engine.optimizer_fit import warn_of_optimizer
 from murmur.user_loop.source import Plan
 
 
