@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fitting import fitting
 from murmur.core.learner import Strategy
 from murmur.core.mixing import ring
 from murmur.core.source import Gradient
@@ -121,8 +120,7 @@ class Poison:
 
 
 def run(strategy: Strategy, task: Bad, world: World, poison: Poison) -> None:
-    optimizer = fitting(strategy, SGD(0.1, momentum=0.9, weight_decay=1e-3))
-    experiment = Experiment(task, strategy, Budget(minibatches=MINIBATCHES), optimizer)
+    experiment = Experiment(task, strategy, Budget(minibatches=MINIBATCHES), SGD(0.1, momentum=0.9, weight_decay=1e-3))
     with pytest.MonkeyPatch.context() as patch:
         poison.into(patch)
         outcomes = world.run(Trainer(experiment, world)._train)

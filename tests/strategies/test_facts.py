@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fitting import fitting
 from grids import thinned
 from murmur.core.facts import Facts, vectors_of
 from murmur.core.learner import Strategy
@@ -100,6 +99,5 @@ def test_ledger_of_equally_fast_learners(strategy: Strategy, learners: int) -> N
 
 @pytest.mark.parametrize("strategy", [s for s in [*STRATEGIES, *LOOSE] if s != LARGE], ids=named)
 def test_alone(strategy: Strategy) -> None:
-    optimizer = fitting(strategy, SGD(0.1, momentum=0.9))
-    run = Experiment(replace(TASK, dropout=0.2), strategy, Budget(minibatches=40), optimizer)
+    run = Experiment(replace(TASK, dropout=0.2), strategy, Budget(minibatches=40), SGD(0.1, momentum=0.9))
     assert torch.equal(fit(run, VirtualWorld(1)), plain_loop(run)) == Facts.of(strategy).bitwise_alone

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from averaging_only import Averaging
-from fitting import fitting
 from grids import thinned
 from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
@@ -58,7 +57,7 @@ TASKS = [pytest.param(TOY, id="toy"), pytest.param(OddToy(samples=4, hidden=16),
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_same_seed_same_bits(strategy: Strategy) -> None:
-    experiment = Experiment(TOY, strategy, Budget(minibatches=60), fitting(strategy, SGD(0.1, momentum=0.9)))
+    experiment = Experiment(TOY, strategy, Budget(minibatches=60), SGD(0.1, momentum=0.9))
     cluster = Cluster(learners=3, compute=LognormalSeconds(sigma=1.0, seed=4))
     assert torch.equal(fit(experiment, VirtualWorld(cluster)), fit(experiment, VirtualWorld(cluster)))
 

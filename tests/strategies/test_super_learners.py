@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from averaging_only import Averaging
-from fitting import fitting
 from grids import thinned
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner, Strategy
@@ -159,8 +158,7 @@ def test_members_are_replicas_to_the_bit(outer: Strategy) -> None:
     task, size = Noted(), 3
     cluster = Cluster(learners=9, compute=LognormalSeconds(0.1, 0.8), link=Link(0.01, 1e4))
     experiment = Experiment(
-        *(task, SuperLearners(outer, size), Budget(minibatches=180), fitting(outer, SGD(0.03, momentum=0.9))),
-        schedule=Cosine(),
+        *(task, SuperLearners(outer, size), Budget(minibatches=180), SGD(0.03, momentum=0.9)), schedule=Cosine()
     )
     fit(experiment, VirtualWorld(cluster))
     assert sorted(task.seen) == list(range(180))

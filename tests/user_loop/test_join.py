@@ -32,7 +32,6 @@ from murmur.strategies import (
     GossipPGA,
     OwnShares,
     ParameterAveraging,
-    QuasiGlobal,
     SlowMo,
     StreamingDiLoCo,
     SuperLearners,
@@ -84,7 +83,6 @@ NODES = {f"nodes of {outer}, {size}": (SuperLearners(outer, 2), size) for outer 
 IN_THREADS = {
     name: (make(), 4 if name == "SuperLearners" else 2) for name, make in ALL.items() if name != "OwnShares"
 } | NODES
-IN_THREADS["QuasiGlobal"] = QuasiGlobal(beta=0.0), 2  # the loops have momentum of their own
 # These exercise the differences of processes: sums behind gradients, means beside them, edges, super-learners.
 IN_PROCESSES = {name: IN_THREADS[name] for name in ("SyncSGD", "DelayByOne", "ADPSGD", "SuperLearners")}
 

@@ -16,7 +16,7 @@ from murmur.engine.scaling import Auto
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.models import Tdnn
-from murmur.strategies import ALL, EASGD, KAVG, Compressed, ParameterAveraging, QuasiGlobal, SyncSGD
+from murmur.strategies import ALL, EASGD, KAVG, Compressed, ParameterAveraging, SyncSGD
 from murmur.tasks.hybrid.config import Chunks, HmmStages
 from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.sequence.task import SequenceTask
@@ -33,7 +33,6 @@ SMALL = {
     "EASGD": EASGD(1),
     "ParameterAveraging": ParameterAveraging(200),
     "Compressed": Compressed(KAVG(4), "bfloat16"),
-    "QuasiGlobal": QuasiGlobal(beta=0.0),  # Adam has a momentum of its own
 }
 MADE = {name: SMALL.get(name) or make() for name, make in ALL.items()}
 LEARNERS, MINIBATCHES = 2, 12
