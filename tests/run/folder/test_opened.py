@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from murmur.core.errors import SettingError
+from murmur.engine import task
+from murmur.run.folder import contents
 from murmur.run.folder.contents import holds_work, remove_run
 from murmur.run.folder.lock import LOCK
 from murmur.run.folder.opened import LATEST, opened
@@ -154,3 +156,8 @@ def test_how_a_run_stands(tmp_path: Path) -> None:
     (tmp_path / "ended.json").write_text('{"state": "going"}')
     assert state_of(tmp_path).name == "killed"
     assert Ending.of(7).why == "ended with status 7"
+
+
+def test_the_folder_of_error_reports_is_that_of_tasks() -> None:
+    """The name stands in two modules, because the list of a run's files loads no PyTorch."""
+    assert contents.REPORTS == task.REPORTS
