@@ -50,6 +50,8 @@ def eventually(what: Callable[[], bool], seconds: float = 10.0) -> bool:
 def test_a_closed_line_is_a_death_long_before_the_lease(server: StoreServer) -> None:
     first, second = member(server, 0), member(server, 1)
     assert [second.claim(0, 2), first.claim(0, 2)] == [range(1), range(1, 2)]
+    begun = time.monotonic()
+    assert eventually(lambda: second._answered > begun)  # the server knows the line from its first sign of life on
     second._pulse._line.shutdown(2)  # as the system does for a killed process
     assert eventually(lambda: first.view().live == (0,))
     assert (first.claim(0, 2), first.spent) == (range(1), False)  # the claim of the lost one
