@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from bad_gradients import spoiled
 from murmur.core.learner import Strategy
 from murmur.core.mixing import ring
 from murmur.core.source import Gradient
@@ -58,18 +59,6 @@ STRATEGIES: list[Strategy] = [SMALL.get(name) or make() for name, make in ALL.it
 STRATEGIES += [DelayByOne(ring), Compressed(KAVG(3), "int8"), SuperLearners(KAVG(2))]
 
 
-class _Poisoned(torch.autograd.Function):
-    """A value whose gradient is no number."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
-        return g * math.inf
-
-
 @dataclass(frozen=True)
 class Bad(ToyTask):
     """Minibatch `at` holds numbers that are none, or gives a gradient that is none."""
@@ -88,7 +77,7 @@ class Bad(ToyTask):
         x, y, n = minibatch
         loss = super().loss(model, (x, y))
         bad = int(n) == self.at and self.what == "gradient"
-        return replace(loss, total=_Poisoned.apply(loss.total)) if bad else loss  # type: ignore[no-untyped-call]
+        return replace(loss, total=spoiled(loss.total)) if bad else loss
 
 
 @dataclass

@@ -33,7 +33,7 @@ EQUATIONS = {
     "DiLoCo": "K local steps, then Nesterov's momentum on the mean change",
     "StreamingDiLoCo": "DiLoCo in fragments, one after the other, each exchanged beside the next tau local steps",
     "AdaptiveKAVG": "K-step averaging whose K, minibatch and rate follow rules such as AdaComm",
-    "ParameterAveraging": "Kaldi's: J(t) learners, rates times G; outliers left out; models combined at the end",
+    "ParameterAveraging": "Kaldi's: learners and rates that grow; outliers left out; models combined at the end",
     "DelayByOne": "w_{k+1} = (W_k T_k)_l − α g(w_k), the average hidden behind the gradient",
     "GossipPGA": "neighbours average after every step, all learners after every H-th",
     "ADPSGD": "W ← W T_k − α g(Φ); T_k is `ring`, `randomized_ring`, `pairwise`, `exponential` or `random_pairs`",

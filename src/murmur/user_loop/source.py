@@ -48,8 +48,8 @@ class Plan:
         timeout_seconds: Time that learners wait for a busy one (in an evaluation of its own) before they give up.
         most_skipped: Number of consecutive steps left out for a non-finite loss or gradient that ends the run.
         lease_seconds: Silence after which a learner whose process still runs counts as lost; ten median steps if they
-            last longer. A stalled host is silent, or a call that holds Python's lock (`json.load` of a large file); a
-            learner that computes or waits is not. A process that ends is noticed at once.
+            last longer. A host that stalls is silent, and so is a call that holds Python's lock (`json.load` of a large
+            file); a learner that computes or waits is not. The end of a process is noticed at once.
     """
 
     total_steps: int | None = None

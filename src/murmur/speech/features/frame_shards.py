@@ -20,7 +20,7 @@ from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.corpus.corpus import CorpusError, Problem, check_losses
 from murmur.speech.features.chunks import check_lengths
 from murmur.speech.features.frame_store import FORMAT, MANIFEST, FrameStore, Storage, damages, open_store
-from murmur.speech.features.shards import npy_header, stamp, write_then_rename
+from murmur.speech.features.shards import make_unless_made, npy_header, stamp, write_then_rename
 
 log = logging.getLogger(__name__)
 UTTERANCES_PER_SHARD = 1024
@@ -63,7 +63,8 @@ def make(
     folder.mkdir(parents=True, exist_ok=True)
     seen = [stamp(folder, number) for number in range(len(parts))]
     missing = [number for number in range(len(parts)) if not _is_whole(folder, number)]
-    jobs = [partial(_make_unless_made, folder, number, parts[number], storage, seen[number]) for number in missing]
+    makes = {number: partial(make_shard, folder, number, parts[number], storage) for number in missing}
+    jobs = [partial(make_unless_made, folder, number, seen[number], _is_whole, make) for number, make in makes.items()]
     for _ in with_bar(in_processes(jobs, processes), "shards", len(jobs), progress):
         pass
     shards = [json.loads((folder / f"{number:05}.json").read_text(encoding="utf-8")) for number in range(len(parts))]
@@ -87,14 +88,6 @@ def _is_whole(folder: Path, number: int) -> bool:
     if found:
         log.warning("%s, shard %05d: %s; the shard is made again", folder, number, "; ".join(found))
     return not found
-
-
-def _make_unless_made(
-    folder: Path, number: int, part: ShardPart, storage: Storage, seen: tuple[int, int] | None
-) -> None:
-    """Write a shard, unless another command has made it since its JSON had the stamp `seen`."""
-    if stamp(folder, number) in (None, seen) or not _is_whole(folder, number):
-        make_shard(folder, number, part, storage)
 
 
 def make_shard(folder: Path, number: int, part: ShardPart, storage: Storage) -> None:

@@ -12,7 +12,7 @@ import io
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -27,6 +27,7 @@ from murmur.speech.features.analysis import Front, digest, features_of
 
 log = logging.getLogger(__name__)
 UTTERANCES_PER_SHARD = 256
+Stamp = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,8 @@ def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progr
     parts = [corpus.utterances[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(corpus), UTTERANCES_PER_SHARD)]
     seen = [stamp(folder, n) for n in range(len(parts))]
     missing = [n for n, part in enumerate(parts) if not shard_is_whole(folder, n) or _is_mended(folder, n, part, front)]
-    jobs = [partial(_make_unless_made, folder, n, parts[n], front, seen[n]) for n in missing]
+    makes = {n: partial(make_shard, folder, n, parts[n], front) for n in missing}
+    jobs = [partial(make_unless_made, folder, n, seen[n], shard_is_whole, make) for n, make in makes.items()]
     for _ in with_bar(in_processes(jobs, processes), "features", len(jobs), progress):
         pass
     problems = [p for path in sorted(folder.glob("[0-9]*.json")) for p in read_index(path).problems]
@@ -235,7 +237,7 @@ def _is_mended(folder: Path, number: int, utterances: Sequence[Utterance], front
     return False
 
 
-def stamp(folder: Path, number: int) -> tuple[int, int] | None:
+def stamp(folder: Path, number: int) -> Stamp | None:
     """A mark of a shard's JSON that changes when it is written again, even with the same content; None without one."""
     try:
         found = (folder / f"{number:05}.json").stat()
@@ -244,12 +246,16 @@ def stamp(folder: Path, number: int) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _make_unless_made(
-    folder: Path, number: int, utterances: Sequence[Utterance], front: Front, seen: tuple[int, int] | None
+def make_unless_made(
+    folder: Path,
+    number: int,
+    seen: Stamp | None,
+    is_whole: Callable[[Path, int], bool],
+    make: Callable[[], None],
 ) -> None:
-    """Write a shard, unless another command has made it since its JSON had the stamp `seen`."""
-    if stamp(folder, number) in (None, seen) or not shard_is_whole(folder, number):
-        make_shard(folder, number, utterances, front)
+    """Write a shard by `make`, unless another command has made it since its JSON had the stamp `seen`."""
+    if stamp(folder, number) in (None, seen) or not is_whole(folder, number):
+        make()
 
 
 def make_shard(folder: Path, number: int, utterances: Sequence[Utterance], front: Front) -> None:

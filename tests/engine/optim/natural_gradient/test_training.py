@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bad_gradients import spoiled
 from murmur.core.facts import FactsOfInner
 from murmur.core.learner import Learner, Strategy
 from murmur.core.source import SKIPPED_SAMPLES, Gradient
@@ -85,18 +86,6 @@ def test_replicas_stay_equal_to_the_bit_though_estimates_differ(world: VirtualWo
         assert torch.equal(steps[0], steps[2])
 
 
-class _Spoiled(torch.autograd.Function):
-    """A value with a gradient that is not finite."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
-        return g * math.inf
-
-
 class Network(nn.Module):
     """A convolution, an LSTM with projection and linear layers; the gradients of `at` and what precedes it go bad."""
 
@@ -113,7 +102,7 @@ class Network(nn.Module):
         return self._through("last", self.last(self._through("first", torch.tanh(self.first(y)))))
 
     def _through(self, layer: str, y: Tensor) -> Tensor:
-        return _Spoiled.apply(y) if self.at == layer else y  # type: ignore[no-any-return, no-untyped-call]
+        return spoiled(y) if self.at == layer else y
 
 
 @dataclass(frozen=True)
