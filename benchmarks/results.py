@@ -99,8 +99,11 @@ def rates(rows: list[dict[str, Any]]) -> str:
 
 
 def bench(record: dict[str, Any]) -> str:
-    """A benchmark's bars."""
+    """A benchmark's bars, or the file of its figures if it has none."""
     where = f"`{record['command']}`, commit {record['commit']}, {record['hardware']}, {record['date']}"
+    if not record["bars"]:
+        name = record["benchmark"]
+        return f"### {name}\n\n{where}\n\nFigures: `results/bench/{name}.json`.\n"
     lines = [f"### {record['benchmark']}\n", where + "\n", "| what | value | bar | |", "|---|---|---|---|"]
     for b in record["bars"]:
         what = b["what"].replace("|", r"\|")  # a bar would end the cell

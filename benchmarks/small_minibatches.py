@@ -16,10 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import close, interleave
 from torch import nn
-from torch.nn import functional as F
 
+from measure import close, interleave, median_ratio
 from murmur.recipes.papers.swb2000 import HOURS, REFERENCE, UNROLLED, task_of
 
 SIZES = (32, 64, 128, 256, 512, 1024)
@@ -35,7 +34,7 @@ def step_of(model: nn.Module, sequences: int, inputs: int, classes: int) -> Call
 
     def step() -> None:
         outputs = model(frames)
-        F.cross_entropy(outputs.flatten(0, 1), states.flatten()).backward()
+        nn.functional.cross_entropy(outputs.flatten(0, 1), states.flatten()).backward()
         with torch.no_grad():
             torch._foreach_add_(weights, [w.grad for w in weights], alpha=-1e-4)
         for weight in weights:
@@ -65,11 +64,8 @@ def measured(precision: str, repeats: int) -> dict[str, Any]:
     for step in steps.values():
         timed(step)
     found = interleave({size: lambda step=step: timed(step) for size, step in steps.items()}, repeats)
-    of_one = {
-        size: statistics.median(s / int(size) / (r / REFERENCE) for s, r in zip(each, found[str(REFERENCE)], strict=True))
-        for size, each in found.items()
-    }
-    return {"seconds": {size: statistics.median(each) for size, each in found.items()}, "of_a_sequence": of_one}
+    ratios = {size: median_ratio(found, size, str(REFERENCE)) * REFERENCE / int(size) for size in found}
+    return {"seconds": {size: statistics.median(each) for size, each in found.items()}, "of_a_sequence": ratios}
 
 
 def main() -> None:

@@ -360,6 +360,32 @@ def test_an_undecided_claim_is_judged_again_with_further_seeds(ratios: tuple[flo
     assert asked == {*SEEDS, *FURTHER_SEEDS}
 
 
+def test_the_loss_of_a_hierarchy_is_judged_again_with_further_seeds() -> None:
+    """Three seeds leave the limit of 1.03 inside their interval, six do not."""
+    ratios = (1.06, 1.02, 1.07, 1.06, 1.055, 1.06)
+
+    def go(cell: StudyCell) -> Row:
+        return row_of(cell, ratios[cell.seed] if cell.strategy.startswith("SuperLearners") else 1.0)
+
+    claim = STUDIES["hierarchy"].claims[0]
+    first, again = (judged(STUDIES["hierarchy"], claim, go, further=each) for each in (False, True))
+    assert first is not None
+    assert again is not None
+    assert (first.verdict, again.verdict) == ("undecided", "differs")
+    assert "97.5 %" in again.ours
+
+
+def test_the_cause_of_a_speed_up_divides_it_by_the_longer_time_of_a_sequence(tmp_path: Path) -> None:
+    record = tmp_path / "small.json"
+    sides = {"float32": {"of_a_sequence": {"128": 1.25}}, "TF32": {"of_a_sequence": {"128": 2.0}}}
+    record.write_text(json.dumps({"figures": {"device": "card", **sides}}))
+    rows = found(STUDIES["hierarchy"], alike, (hierarchy.NODES,))
+    whole = speed_up(rows[hierarchy.NODES])
+    told = hierarchy.small(rows, record)
+    assert "1.25 times in float32 and 2.00 times in TF32" in told
+    assert f"at least {whole / 1.25:.1f}x and {whole / 2:.1f}x" in told
+
+
 def test_further_seeds_of_another_build_are_not_compared() -> None:
     def go(cell: StudyCell) -> Row:
         build = "b" if cell.seed in FURTHER_SEEDS else "a"

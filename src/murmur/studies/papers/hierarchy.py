@@ -108,8 +108,8 @@ def small(rows: Groups, record: Path = RECORD) -> str:
     found = " and ".join(f"{speed_up(rows[NODES]) / value:.1f}x" for value in longer_by.values())
     return (
         f"with their network on an {figures['device']}, a sequence of a minibatch of {THEIRS} takes {told} as long as"
-        f" one of {ONE_DEVICE} ({record.name}); speed-ups would be at least {found}, as exchanges would be hidden better"
-        " behind longer gradients. A V100 has other figures"
+        f" one of {ONE_DEVICE} ({record.name}); speed-ups would be at least {found}, as longer gradients"
+        " would hide more of the exchanges. A V100 has other figures"
     )
 
 

@@ -34,15 +34,15 @@ claim below. "undecided" means that the interval holds values on both sides of t
 Intervals of a ratio of held-out losses are paired t intervals of logarithms over seeds. Those of word errors come from
 a paired bootstrap over utterances, each with all its seeds. A claim of `asgd`, `rings` or `hierarchy` on a ratio of
 losses that is undecided with three seeds is judged once more with six, on a 97.5 % interval; so are the first two of
-`frequency`, but their intervals of word errors stay at 95 %. Only the third claim of `frequency` rests on real processes, measured
-before its rule was written; its gradients are pauses. "As good as" and "no loss" mean that the whole interval of the
-ratio is below 1.03. A system can agree although its interval shows that it is a little worse. A few percent of loss
-need not change the words; differences of word error rates stand beside most ratios. The test set of LibriSpeech has 81
-utterances of two speakers, that of AN4 130 utterances of ten, so that intervals of word errors do not cover other
-speakers. Rules for speed-ups differ: at least the paper's number for `schedules` and `asgd`, within a factor of 1.5 of
-it for `hierarchy`. With the latter rule the speed-up of `asgd` would differ; with the former that of `hierarchy` would
-agree. The limits of one learner's word error rate were set before the runs, so that all systems are recognisers worth
-having.
+`frequency`, but their intervals of word errors stay at 95 %. Only the third claim of `frequency` rests on real
+processes, measured before its rule was written; its gradients are pauses. "As good as" and "no loss" mean that the
+whole interval of the ratio is below 1.03. A system can agree although its interval shows that it is a little worse. A
+few percent of loss need not change the words; differences of word error rates stand beside most ratios. The test set of
+LibriSpeech has 81 utterances of two speakers, that of AN4 130 utterances of ten, so that intervals of word errors do
+not cover other speakers. Rules for speed-ups differ: at least the paper's number for `schedules` and `asgd`, within a
+factor of 1.5 of it for `hierarchy`. With the latter rule the speed-up of `asgd` would differ; with the former that of
+`hierarchy` would agree. The limits of one learner's word error rate were set before the runs, so that all systems are
+recognisers worth having.
 
 **Changes of the rules.** The rules were fixed before the runs, with two changes on 2026-11-25. The rules of
 `frequency`, of the third claim of `schedules` and of the largest minibatch of `rings` were made stricter; at that time
@@ -61,8 +61,8 @@ and taken back before these were read, because there was no time for all of them
 rates would have been judged. On that day too, with all its rows there, the second claim of `frequency` was made
 stricter again: a best range that holds all frequencies decides nothing. The claim had agreed. After that the first two
 claims of `frequency`, both undecided with three seeds, were given six; for the F test of the first one the level is
-then 2.5 % too. Last, still on that day, the first claim of `hierarchy`, undecided with three seeds, was given six. The
-rates stay those of the trials.
+then 2.5 % too. Last, still on that day, six seeds were asked for the first claim of `hierarchy`, undecided with three;
+it is judged with three until they are there. The rates stay those of the trials.
 
 **Rates.** The rate of a system is one learner's rate times a factor, to which `murmur.engine.scaling.Auto` is applied.
 Trials choose the factor: the first trials have the factor 1, which is the rule of `Auto`, and one other factor. One
