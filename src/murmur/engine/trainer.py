@@ -274,7 +274,7 @@ async def agree(group: Group, digest: str, cut: int = 1, outputs: str = "") -> N
     if data > 0:
         raise WorldMismatch(
             "the outputs of the model do not stand for the same classes (words, units, states) on all learners, since"
-            " they read other data: copy one set to all hosts, caches included"
+            " they read other data: copy one set to all hosts, with caches and the dates of files"
         )
 
 

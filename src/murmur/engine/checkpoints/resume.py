@@ -238,7 +238,7 @@ def join_late(source: TaskSource, out: Path) -> None:
     if path.exists() and json.loads(path.read_bytes()) != mine:
         raise ValueError(
             "the outputs of the model of the other learners stand for other classes (words, units, states), since this"
-            " learner reads other data: copy their set to this host, caches included"
+            " learner reads other data: copy their set to this host, with caches and the dates of files"
         )
     if _told(out).exists():
         source.begin_at(Position.read(json.loads(_told(out).read_bytes())))
