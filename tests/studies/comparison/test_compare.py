@@ -131,6 +131,23 @@ def test_what_is_finished_is_not_run_again_and_a_cut_row_is(tmp_path: Path, star
     assert len(started) == 4
 
 
+def test_another_cluster_makes_virtual_runs_anew(tmp_path: Path, started: list[list[str]]) -> None:
+    def hours(seconds: str) -> list[float]:
+        started.clear()
+        assert murmur([*GRID, "--step-seconds", seconds, "--out", str(tmp_path)]) == 0
+        lines = json.loads((tmp_path / "table.json").read_text())
+        return [line["hours"] for line in lines if line["cells"]]
+
+    fast = hours("0.1")
+    slow = hours("10")
+    assert len(started) == 4
+    assert all("--force" in words for words in started)
+    for few, many in zip(fast, slow, strict=True):
+        assert math.isclose(many, 100 * few, rel_tol=0.2)
+    assert hours("0.1") == fast  # rows of both clusters are kept
+    assert started == []
+
+
 def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path, started, capfd) -> None:
     words = [*GRID, "--set", "optimizer.lr=1e37", "--set", "most_skipped=1", "--out", str(tmp_path)]
     assert murmur(words) == 1

@@ -65,6 +65,10 @@ class CellPlace:
         """The folder of a cell's run."""
         return self.out / "runs" / cell.name
 
+    def digest(self, cell: Cell) -> Path:
+        """The file with the digest of the cell whose run the folder holds."""
+        return self.out / "runs" / f"{cell.name}.digest"
+
     def log(self, cell: Cell) -> Path:
         """The file with a cell's printed output."""
         return self.out / "runs" / f"{cell.name}.log"
@@ -81,7 +85,7 @@ def command(grid: Grid, cell: Cell, place: CellPlace, threads: int | None) -> li
         words += ["--threads", str(threads)]
     if cell.kind == "virtual":
         words += scenario_words(grid, cell)
-    if _digest_in(out) == experiment.digest():
+    if _digest_in(out) == experiment.digest() and _same_cluster(grid, cell, place):
         return [*words, "--resume"]
     return [*words, "--force"]  # an empty folder, or a run of this comparison that cannot continue
 
@@ -109,6 +113,8 @@ def run(grid: Grid, cell: Cell, place: CellPlace, threads: int | None) -> Row:
     if "--resume" not in words or not last.is_file():
         began = time.monotonic()
         last.unlink(missing_ok=True)  # exists again only if the run reaches its end
+        place.digest(cell).parent.mkdir(parents=True, exist_ok=True)
+        place.digest(cell).write_text(grid.digest(cell), encoding="utf-8")
         status = launch(words, place.log(cell), () if place.lock is None else (place.lock,))
         seconds = time.monotonic() - began
     if status == STOPPED_STATUS:
@@ -215,6 +221,12 @@ def _digest_in(out: Path) -> str | None:
         return None
     found = json.loads(path.read_text(encoding="utf-8"))["digest"]
     return str(found)
+
+
+def _same_cluster(grid: Grid, cell: Cell, place: CellPlace) -> bool:
+    """True unless the run in a cell's folder has, or may have, another virtual cluster than the cell."""
+    noted = place.digest(cell)
+    return cell.kind != "virtual" or (noted.is_file() and noted.read_text(encoding="utf-8") == grid.digest(cell))
 
 
 def last_words(log: Path) -> str:
