@@ -61,9 +61,13 @@ def test_an_experiment_is_planned_on_its_own_cluster(tmp_path: Path) -> None:
     assert code == 0, said
     assert "SyncSGD(), 8 learners: predicted 2 h, 8x; published 0.5 h, the prediction is 4.00 of it: differs" in said
     assert "KAVG" not in said
-    code, said = run(str(file), "--corpus-hours", "1", "--frames-per-minibatch", "36000", "--straggler", "0=2x")
+    large = ["--corpus-hours", "1", "--frames-per-minibatch", "36000", "--straggler", "0=2x"]
+    code, said = run(str(file), *large, "--step-seconds", "36")
     assert code == 0, said
     assert "KAVG(K=2), 4 learners: predicted 0.4 h, 2x" in said  # 10 minibatches an epoch, half as fast
+    code, said = run(str(file), *large)
+    assert code == 0, said
+    assert "KAVG(K=2), 4 learners: predicted 450 h, 2x" in said  # 112.5 times the samples, half as fast
 
 
 def test_other_machines_need_the_time_of_a_gradient(tmp_path: Path) -> None:
@@ -105,6 +109,17 @@ def epoch_hours(*words: str) -> float:
     assert code == 0, said
     assert "in place of the measured step" in said
     return hours(said)
+
+
+def test_measured_seconds_are_in_proportion_to_the_frames_that_are_asked_for() -> None:
+    """An epoch takes about as long with a hundred times the frames in a minibatch: within 10 times, for the noise."""
+    found = []
+    for more in ([], ["--frames-per-minibatch", "3200"]):
+        code, said = run("toy", *more, "--learners", "2", "--strategy", "SyncSGD", "--cluster", "ethernet-1g")
+        assert code == 0, said
+        assert ("in proportion to --frames-per-minibatch 3200" in said) == bool(more)
+        found.append(hours(said))
+    assert found[0] / 10 < found[1] < found[0] * 10
 
 
 def test_a_time_by_hand_takes_precedence_over_the_measured_step(tmp_path: Path) -> None:

@@ -88,3 +88,16 @@ def test_a_run_without_records_leaves_its_experiment(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [])
     (folder,) = write_events([run], tmp_path / "events")
     assert "experiment/text_summary" in read(folder).Tags()["tensors"]
+
+
+def test_a_comparison_gives_the_events_of_its_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for name in ("a", "b"):
+        make_run(tmp_path / "runs" / name, [json.dumps(row) for row in rows()])
+    cells = [{"digest": name, "name": name, "status": "finished", "seconds": 4.0} for name in ("a", "b", "lost")]
+    (tmp_path / "cells.jsonl").write_text("\n".join(map(json.dumps, cells[:2])))
+    written = write_events([tmp_path], tmp_path / "events")
+    assert [folder.name for folder in written] == ["a", "b"]
+    (tmp_path / "cells.jsonl").write_text(json.dumps(cells[2]))
+    with pytest.raises(ReportError, match="no cell of the comparison has left a run yet"):
+        write_events([tmp_path], tmp_path / "none")

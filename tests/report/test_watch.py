@@ -85,6 +85,21 @@ class Run:
         return self.watched.learner_state(learner, self.watched.state)
 
 
+def test_the_folder_of_several_runs_is_refused_with_their_names(tmp_path: Path) -> None:
+    for place in ("compared/runs/KAVG-8", "simulated/ADPSGD"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "run.json").write_text("{}")
+        top = tmp_path / place.partition("/")[0]
+        code, said = watch(top, "--once")
+        assert code == 1
+        assert "is the folder of several runs" in said.replace("\n", " ")
+        assert place.rpartition("/")[2] in said
+    empty = tmp_path / "begun"
+    empty.mkdir()
+    (empty / "compare.json").write_text("{}")
+    assert watch(empty, "--once")[0] == 1
+
+
 def test_a_frame_tells_the_numbers_of_the_records(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     run.both(1, 11)

@@ -289,14 +289,14 @@ def measured(experiment: Experiment, given: Given, hardware: Preset, learners: i
         model = experiment.task.model()
         first, machine = first_steps(experiment, model, "cpu"), measure_machine()
     layout, run = Layout.trainable(model), experiment.scaled(learners)
-    seconds = first.step_seconds / run.cut
+    seconds, frames = first.step_seconds / run.cut, experiment.task.samples_per_epoch / run.per_epoch
     typer.echo(f"scaling with {learners} learners: {described(run.rule, learners, experiment.optimizer)}")
     for line in turn_lines(run, learners):
         typer.echo(line)
     found: Given = {
         "model_bytes": float(layout.numel * layout.empty().element_size()),
         "corpus_hours": experiment.task.samples_per_epoch / FRAMES_PER_SECOND / 3600,
-        "frames_per_minibatch": experiment.task.samples_per_epoch / run.per_epoch,
+        "frames_per_minibatch": frames,
         "optimizer_bytes": float(first.optimizer_bytes),
     }
     typer.echo(
@@ -308,6 +308,10 @@ def measured(experiment: Experiment, given: Given, hardware: Preset, learners: i
         min(hardware.link.bytes_per_second, machine.link_bytes_per_second),
     )
     slower = replace(hardware, link=link, reduce_bytes_per_second=machine.reduce_bytes_per_second)
+    asked = given["frames_per_minibatch"] or frames  # the measured seconds are those of the experiment's own frames
+    if asked != frames:
+        seconds *= asked / frames
+        typer.echo(f"in proportion to --frames-per-minibatch {asked:g}: {seconds:.6f} s a step")
     return {**found, **{k: v for k, v in given.items() if v is not None}}, seconds, slower
 
 

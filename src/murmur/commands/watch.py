@@ -15,6 +15,7 @@ from murmur.core.stop_signals import Stopped
 from murmur.report.frame import frame
 from murmur.report.watched import ENDINGS, Watched
 
+SHOWN = 4  # runs in a message
 app = typer.Typer(add_completion=False)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder (--out) of a run, running or ended.")]
@@ -36,6 +37,7 @@ def watch(run: Run, once: Once = False, every: Every = 1.0) -> None:
     """
     if not run.is_dir():
         raise SettingError(f"there is no folder {run}: name the --out of a murmur train")
+    refuse_several(run)
     watched, console = Watched(run, time.time), Console(highlight=False)
     if once:
         while watched.look():
@@ -47,6 +49,20 @@ def watch(run: Run, once: Once = False, every: Every = 1.0) -> None:
     except Stopped as stopped:
         raise typer.Exit(128 + stopped.number) from None
     raise typer.Exit(1 if state in ENDINGS else 0)
+
+
+def refuse_several(folder: Path) -> None:
+    """Refuse a folder that holds runs, and is none itself.
+
+    Raises:
+        SettingError: a comparison, or a simulation of several strategies, wrote the folder; names some of its runs.
+    """
+    if (folder / "run.json").is_file() or (folder / "records.jsonl").is_file():
+        return
+    runs = sorted(path.parent for path in (*folder.glob("*/run.json"), *folder.glob("runs/*/run.json")))
+    if runs or any((folder / name).is_file() for name in ("cells.jsonl", "compare.json")):
+        some = ", ".join(map(str, runs[:SHOWN])) + (", ..." if len(runs) > SHOWN else "")
+        raise SettingError(f"{folder} is the folder of several runs: name one of them" + (f": {some}" if runs else ""))
 
 
 def follow(watched: Watched, console: Console, every: float) -> str:

@@ -63,6 +63,12 @@ def read_grid(folder: Path) -> ComparedCells:
     return ComparedCells(folder, tuple(row(cell) for cell in finished), failed, runs, tuple(problems))
 
 
+def folders_of(runs: Sequence[Path]) -> list[Path]:
+    """Folders of runs, with those of its cells in place of a comparison; single runs first."""
+    single = [folder for folder in runs if not is_grid(folder)]
+    return [*single, *(each for folder in runs if is_grid(folder) for each in read_grid(folder).folders)]
+
+
 def row(cell: Mapping[str, Any]) -> tuple[str, ...]:
     """A cell's line of the table; missing values are "-"."""
     found = cell.get("wer")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from murmur.report.about import strategy_of
+from murmur.report.cells import folders_of
 from murmur.report.names import names_of
 from murmur.report.read import ReportError, Run, read_run
 from murmur.report.records import KINDS, is_number
@@ -30,7 +31,7 @@ def write_events(runs: Sequence[Path], out: Path) -> list[Path]:
     """Write the runs as event files, replacing those of an earlier call for the same run.
 
     Args:
-        runs: run folders.
+        runs: run folders, and folders of comparisons.
         out: folder for `tensorboard --logdir`.
 
     Returns:
@@ -44,8 +45,10 @@ def write_events(runs: Sequence[Path], out: Path) -> list[Path]:
         from torch.utils.tensorboard.writer import SummaryWriter  # noqa: PLC0415 - the extra `viz` is optional
     except ImportError as error:
         raise ReportError("event files need tensorboard: pip install 'murmur[viz]'") from error
-    made = []
-    for folder, name in zip(runs, names_of(runs), strict=True):
+    made, folders = [], folders_of(runs)
+    if not folders:
+        raise ReportError(f"{', '.join(map(str, runs))}: no cell of the comparison has left a run yet")
+    for folder, name in zip(folders, names_of(folders), strict=True):
         run = read_run(folder, name)
         target = out / name.replace("/", "-")
         empty(target)

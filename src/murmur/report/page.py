@@ -19,7 +19,7 @@ from typing import Any
 from murmur.report.about import COLUMNS, about, row, strategy_of, tiles
 from murmur.report.amounts import legend_suffix, warnings, with_shares
 from murmur.report.cells import COLUMNS as CELL_COLUMNS
-from murmur.report.cells import ComparedCells, is_grid, read_grid, seconds_disagree
+from murmur.report.cells import ComparedCells, folders_of, is_grid, read_grid, seconds_disagree
 from murmur.report.drawn import COLOURS, DASHES, Figure, Table, themed
 from murmur.report.figures import averaging, heldout, learning
 from murmur.report.learners import graphs, speed
@@ -110,8 +110,7 @@ def write_report(runs: Sequence[Path], out: Path, audio: Sequence[Path] = ()) ->
     if not runs:
         raise ReportError("a report needs at least one run folder")
     grids = [read_grid(folder) for folder in runs if is_grid(folder)]
-    single = [folder for folder in runs if not is_grid(folder)]
-    folders = [*single, *(folder for grid in grids for folder in grid.folders)]
+    folders = folders_of(runs)
     if not folders:
         raise ReportError(f"{', '.join(map(str, runs))}: no cell of the comparison has left a run yet")
     read = [read_run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]

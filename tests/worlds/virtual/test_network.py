@@ -381,9 +381,20 @@ def test_recorded_times_are_replayed(tmp_path: Path) -> None:
     trace.write_text(json.dumps({"traceEvents": []}))
     with pytest.raises(ValueError, match="holds no spans of kind 'compute'"):
         RecordedSeconds.read(trace)
-    trace.write_text("[1]")
-    with pytest.raises(ValueError, match="is not a Chrome trace"):
-        RecordedSeconds.read(trace)
+    for text in ("[1]", '[{"ph": "X"}\n{"ph"\n{"ph": "X"}', '{"traceEvents": [', ""):
+        trace.write_text(text)
+        with pytest.raises(ValueError, match="is not a Chrome trace"):
+            RecordedSeconds.read(trace)
+
+
+@pytest.mark.parametrize("cut", [0, 5])
+def test_the_times_of_a_killed_run_are_read(cut: int, tmp_path: Path) -> None:
+    """The array is open, and its last line may be cut off."""
+    lines = [json.dumps({"ph": "X", "cat": "compute", "pid": 0, "ts": n, "dur": 1e6 * n}) for n in (1, 2, 3)]
+    text = "[\n" + "".join(f"{line},\n" for line in lines)
+    trace = tmp_path / "trace.json"
+    trace.write_text(text[: len(text) - 2 - cut] if cut else text)
+    assert RecordedSeconds.read(trace).seconds == ((1.0, 2.0) if cut else (1.0, 2.0, 3.0),)
 
 
 @pytest.mark.parametrize(

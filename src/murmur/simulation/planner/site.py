@@ -74,7 +74,8 @@ def own_site(experiment: Experiment, scenario: Scenario, given: Mapping[str, flo
     Args:
         experiment: The experiment.
         scenario: Changes to its cluster.
-        given: Fields of `Work` that replace those of the task and of the model.
+        given: Fields of `Work` that replace those of the task and of the model. Other frames of a minibatch take
+            seconds in proportion, unless the scenario gives the seconds: these are then of the given frames.
     """
     experiment.task.prepare()
     task, cluster = experiment.task, with_message(scenario.cluster(experiment), experiment)
@@ -83,16 +84,19 @@ def own_site(experiment: Experiment, scenario: Scenario, given: Mapping[str, flo
     fixed = {**found, **{name: value for name, value in given.items() if value is not None}}
     fixed["optimizer_bytes"] = fixed["model_bytes"] * state_vectors(experiment)
     whole = replace(cluster, message_bytes=fixed["model_bytes"])
+    asked = fixed.get("frames_per_minibatch")
+
+    def frames_of(count: int) -> float:
+        return task.samples_per_epoch / task.per_epoch / pieces_of(experiment, count)
 
     def work_of(count: int) -> Work:
-        frames = task.samples_per_epoch / task.per_epoch / pieces_of(experiment, count)
-        return Work(**{"frames_per_minibatch": frames, **fixed})
+        return Work(**{"frames_per_minibatch": frames_of(count), **fixed})
 
     def cluster_of(count: int) -> Cluster:
+        own = frames_of(whole.learners) if asked is None or scenario.step_seconds is None else asked
+        times = cut_times(whole.compute, own / (frames_of(count) if asked is None else asked))
         if count == whole.learners:
-            return whole
-        share = pieces_of(experiment, count) / pieces_of(experiment, whole.learners)
-        times = cut_times(whole.compute, share)
+            return replace(whole, compute=times)
         return replace(whole, learners=count, compute=times, nodes=None, links={}, faults=())
 
     epochs = experiment.budget.total(task) / task.per_epoch

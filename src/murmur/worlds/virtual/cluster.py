@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from murmur.core.overlapped_mean import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from murmur.core.trace import COMPUTE
@@ -100,14 +101,13 @@ class RecordedSeconds:
 
     @classmethod
     def read(cls, trace: Path, factors: Mapping[int, float] | None = None) -> RecordedSeconds:
-        """Read the compute spans of a run's `trace.json` (Chrome trace).
+        """Read the compute spans of a run's `trace.json` (Chrome trace), also of a run that was killed.
 
         Raises:
             ValueError: The file holds none, or is not such a trace.
         """
         try:
-            spans = json.loads(trace.read_text(encoding="utf-8"))
-            spans = spans["traceEvents"] if isinstance(spans, dict) else spans
+            spans = _spans_of(trace.read_text(encoding="utf-8"))
             rows: dict[int, list[float]] = defaultdict(list)
             for span in sorted((s for s in spans if s.get("cat") == COMPUTE and s["dur"] > 0), key=lambda s: s["ts"]):
                 rows[int(span["pid"])].append(span["dur"] / 1e6)
@@ -124,6 +124,21 @@ class RecordedSeconds:
         row = self.seconds[learner % len(self.seconds)]
         lap = learner // len(self.seconds)  # number of earlier learners with the same row
         return row[(step + lap * 61) % len(row)] * self.factors.get(learner, 1.0)
+
+
+def _spans_of(text: str) -> list[Any]:
+    """The spans of a trace, whose array a killed run leaves open, with its last line cut off."""
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError:
+        lines = [line.strip().strip("[],") for line in text.split("\n")]
+        spans = [line for line in lines if line]
+        if not text.startswith("[") or not spans:
+            raise
+        if not spans[-1].endswith("}"):
+            del spans[-1]
+        return [json.loads(span) for span in spans]
+    return list(whole["traceEvents"] if isinstance(whole, dict) else whole)
 
 
 @dataclass(frozen=True)
