@@ -92,6 +92,9 @@ def decode(
     Writes text, words.ctm (utterance, 1, start, duration, word; not for CTC, whose spikes have no length), summary.json
     and, if reco2file_and_channel names channels, recordings.ctm (words at their times in the recordings).
 
+    Utterances without features, such as too short ones, have an empty hypothesis and count as deletions. summary.json
+    names them and those whose data cannot be used (left_out).
+
     A finished run decodes other data without experiment, corpus and cache; train, dev and test need the corpus, --set
     both. Options replace the search settings of score.json. After a stop the same command decodes the rest.
     """
