@@ -90,7 +90,8 @@ def decode(
     Example: murmur decode yesno --model runs/yesno --data test --out runs/decoded --jobs 2
 
     Writes text, words.ctm (utterance, 1, start, duration, word; not for CTC, whose spikes have no length), summary.json
-    and, if reco2file_and_channel names channels, recordings.ctm (words at their times in the recordings).
+    and, if reco2file_and_channel names channels, recordings.ctm (words at their times in the recordings). Words of a
+    search that ended outside its grammar (partial in summary.json) are spread evenly over the utterance in both.
 
     Utterances without features, such as too short ones, have an empty hypothesis and count as deletions. summary.json
     names them and those whose data cannot be used (left_out).

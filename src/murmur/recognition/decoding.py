@@ -195,13 +195,11 @@ def check_settings(run: TrainedRun, request: SearchRequest) -> None:
 
 
 def word_lines(run: TrainedRun, search: WordSearch, found: Decoded) -> Iterator[str]:
-    """CTM lines of complete hypotheses; a partial one, whose last word may be cut, appears only in the text."""
+    """CTM lines of all words of the texts; those of partial hypotheses have the times of `words_of`."""
     spans = search.spans(StoredGraph.of(search.folder).read().columns)
     frame_seconds = _frame_seconds(run)
-    for utterance, hypothesis in found.hypotheses.items():
-        if not hypothesis.complete:
-            continue
-        for word, (first, end) in zip(hypothesis.words, spans(hypothesis, ()), strict=True):
+    for utterance, words in words_of(found, spans).items():
+        for word, first, end in words:
             yield f"{utterance} 1 {first * frame_seconds:.3f} {(end - first) * frame_seconds:.3f} {word}\n"
 
 
