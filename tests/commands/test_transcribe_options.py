@@ -86,3 +86,7 @@ def test_a_run_that_cannot_be_written(
     assert "cannot be written" in caplog.text
     assert sorted(ctc.rglob("*")) == before
     assert list(scratch.iterdir()) == []
+
+
+def test_a_rate_is_for_streams(ctc: Path, speech: Path) -> None:
+    assert "--rate is for a stream of raw samples on -" in refused(ctc, speech, "--rate", RATE)

@@ -152,6 +152,7 @@ def transcribe(
     utt2spk: Utt2spk = None,
 ) -> None:
     """Transcribe recordings, see HELP."""
+    check_rate(rate, files)
     speakers = check_speakers(adapt, utt2spk, channels)
     _check(model, weights, files, out, channels, SUFFIXES[form], (grammar, lm, words, lexicon, dev, utt2spk))
     beams = {"beam": beam, "lattice_beam": lattice_beam}
@@ -166,6 +167,16 @@ def transcribe(
     run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
     check_weights(run, weights, adapt)
     return _end(_do_run(inputs, run, request, longest, speakers), len(files))
+
+
+def check_rate(rate: int | None, files: Sequence[str]) -> None:
+    """Check that there is a stream that --rate can be of.
+
+    Raises:
+        SettingError: there is none.
+    """
+    if rate is not None and STDIN not in files:
+        raise SettingError("--rate is for a stream of raw samples on -: files name their own rates, leave it out")
 
 
 def check_weights(run: TrainedRun, weights: Choice | None, adapt: bool) -> None:
