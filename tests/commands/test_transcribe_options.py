@@ -90,3 +90,13 @@ def test_a_run_that_cannot_be_written(
 
 def test_a_rate_is_for_streams(ctc: Path, speech: Path) -> None:
     assert "--rate is for a stream of raw samples on -" in refused(ctc, speech, "--rate", RATE)
+
+
+@pytest.mark.parametrize("option", ["--beam", "--lattice-beam"])
+def test_a_best_path_has_no_beam(ctc: Path, speech: Path, tmp_path: Path, option: str) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    exported = tmp_path / "exported"
+    assert run("export", ctc, "--out", exported)[0] == 0
+    for model in (ctc, exported):
+        assert "a best path has no scale, penalty, beam or states to set" in refused(model, speech, option, 3)
+    assert run("transcribe", exported, speech)[1].split() == WORDS
