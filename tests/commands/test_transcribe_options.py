@@ -100,3 +100,12 @@ def test_a_best_path_has_no_beam(ctc: Path, speech: Path, tmp_path: Path, option
     for model in (ctc, exported):
         assert "a best path has no scale, penalty, beam or states to set" in refused(model, speech, option, 3)
     assert run("transcribe", exported, speech)[1].split() == WORDS
+
+
+def test_subtitles_of_several_recordings_need_a_folder(ctc: Path, speech: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.wav"
+    other.write_bytes(speech.read_bytes())
+    for words in ((other,), ("--channels", "each")):
+        assert "give --out FOLDER" in refused(ctc, speech, *words, "--format", "srt")
+        assert run("transcribe", ctc, speech, *words, "--format", "srt", "--out", tmp_path / "out")[0] == 0
+    assert run("transcribe", ctc, speech, "--format", "srt")[1].startswith("1\n00:00:00")

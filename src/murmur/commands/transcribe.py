@@ -154,7 +154,7 @@ def transcribe(
     """Transcribe recordings, see HELP."""
     check_rate(rate, files)
     speakers = check_speakers(adapt, utt2spk, channels)
-    _check(model, weights, files, out, channels, SUFFIXES[form], (grammar, lm, words, lexicon, dev, utt2spk))
+    _check(model, weights, files, out, channels, form, (grammar, lm, words, lexicon, dev, utt2spk))
     beams = {"beam": beam, "lattice_beam": lattice_beam}
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, **beams}
     inputs = Inputs(files, partial(_read, rate=rate, channels=channels), partial(_write, form, out, len(files) > 1))
@@ -177,6 +177,16 @@ def check_rate(rate: int | None, files: Sequence[str]) -> None:
     """
     if rate is not None and STDIN not in files:
         raise SettingError("--rate is for a stream of raw samples on -: files name their own rates, leave it out")
+
+
+def check_format(form: Format, out: Path | None, files: Sequence[str], channels: Channels) -> None:
+    """Check that transcripts on standard output can be told apart.
+
+    Raises:
+        SettingError: they cannot.
+    """
+    if form == "srt" and out is None and (len(files) > 1 or channels == "each"):
+        raise SettingError("--format srt: subtitles are of one recording: give --out FOLDER, which has a file for each")
 
 
 def check_weights(run: TrainedRun, weights: Choice | None, adapt: bool) -> None:
@@ -232,19 +242,20 @@ def _check(
     files: list[str],
     out: Path | None,
     channels: Channels,
-    suffix: str,
+    form: Format,
     read: Sequence[str | Path | None],
 ) -> None:
     """Check that the model exists, that the files do, and that no transcript replaces a file that is read."""
     if not looks_exported(model):
         model_to_read(model, weights)
     _check_names(files, out, channels)
+    check_format(form, out, files, channels)
     if out is not None:
         inputs = [Path(each) for each in (*files, *read) if each is not None]
         stems = [_stem(name) for name in files]
         if channels == "each":
             stems += [path.stem for path in inputs if _channel_of(stems).fullmatch(path.stem)]
-        not_inputs((out / f"{stem}{suffix}" for stem in stems), "--out", inputs)
+        not_inputs((out / f"{stem}{SUFFIXES[form]}" for stem in stems), "--out", inputs)
 
 
 def _do_all(inputs: Inputs, work: Transcriber) -> int:
