@@ -109,3 +109,21 @@ def test_subtitles_of_several_recordings_need_a_folder(ctc: Path, speech: Path, 
         assert "give --out FOLDER" in refused(ctc, speech, *words, "--format", "srt")
         assert run("transcribe", ctc, speech, *words, "--format", "srt", "--out", tmp_path / "out")[0] == 0
     assert run("transcribe", ctc, speech, "--format", "srt")[1].startswith("1\n00:00:00")
+
+
+def test_ctm_is_scored_against_an_stm(ctc: Path, speech: Path, tmp_path: Path) -> None:
+    code, out, said = run("transcribe", ctc, speech, "--format", "ctm")
+    assert code == 0, said
+    assert [line.split()[:2] for line in out.splitlines()] == [["said", "1"]] * 3
+    (tmp_path / "said.stm").write_text(f"said 1 anyone 0 10 {' '.join(WORDS)}\n")
+    (tmp_path / "said.ctm").write_text(out)
+    code, scored, said = run("score", tmp_path / "said.stm", tmp_path / "said.ctm")
+    assert code == 0, said
+    assert scored.startswith("%WER 0.00")
+    stream = run("transcribe", ctc, "-", "--format", "ctm", stdin=speech.read_bytes())[1]
+    assert {line.split()[0] for line in stream.splitlines()} == {"stdin"}
+    twin = tmp_path / "more" / "said.flac"
+    twin.parent.mkdir()
+    twin.write_bytes(speech.read_bytes())
+    assert "two are 'said'" in refused(ctc, speech, twin, "--format", "ctm")
+    assert run("transcribe", ctc, speech, twin, "--format", "json")[0] == 0
