@@ -151,9 +151,8 @@ def transcribe(
     utt2spk: Utt2spk = None,
 ) -> None:
     """Transcribe recordings, see HELP."""
-    check_rate(rate, files)
     speakers = check_speakers(adapt, utt2spk, channels)
-    _check(model, weights, files, out, channels, form, (grammar, lm, words, lexicon, dev, utt2spk))
+    _check(model, weights, files, rate, out, channels, form, (grammar, lm, words, lexicon, dev, utt2spk))
     beams = {"beam": beam, "lattice_beam": lattice_beam}
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, **beams}
     inputs = Inputs(files, partial(_read, rate=rate, channels=channels), partial(_write, form, out, len(files) > 1))
@@ -245,6 +244,7 @@ def _check(
     model: Path,
     weights: Choice | None,
     files: list[str],
+    rate: int | None,
     out: Path | None,
     channels: Channels,
     form: Format,
@@ -253,6 +253,7 @@ def _check(
     """Check that the model exists, that the files do, and that no transcript replaces a file that is read."""
     if not looks_exported(model):
         model_to_read(model, weights)
+    check_rate(rate, files)
     _check_names(files, out, channels)
     check_format(form, out, files, channels)
     if out is not None:
