@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,7 @@ def ctc(corpus: Path) -> Path:
     [
         ("hybrid", ()),
         ("hybrid", ("--beam", 1, "--max-active", 21)),
+        ("hybrid", ("--grammar", "long.jsgf", "--scale", 1)),
         ("ctc", ()),
         ("ctc", ("--grammar", "loop", "--scale", 1)),
     ],
@@ -92,6 +94,9 @@ def test_words_lie_in_their_segments(
 ) -> None:
     source = corpus.parent / "tones_experiment.py" if model == "hybrid" else "ctc"
     folder = request.getfixturevalue(model)
+    long = tmp_path / "long.jsgf"  # no utterance is long enough for it, so all hypotheses are partial
+    long.write_text(f"#JSGF V1.0;\ngrammar long;\npublic <r> = {'(ANNA | BOB | NOB) ' * 40};\n")
+    options = tuple(long if option == long.name else option for option in options)
     data = corpus / "data" / "calls"
     said = run("decode", source, "--model", folder, "--data", data, "--out", tmp_path, *options)
     assert f"{tmp_path / 'recordings.ctm'}" in said
@@ -106,6 +111,13 @@ def test_words_lie_in_their_segments(
             if f"{row[0]}-{row[1]}" == recording and float(begin) <= float(row[2]) + float(row[3]) / 2 < float(end)
         ]
         assert " ".join(row[4] for row in inside) == recognised[utterance]
+    if model == "hybrid":
+        spoken: dict[str, list[str]] = {utterance: [] for utterance in recognised}
+        for line in (tmp_path / "words.ctm").read_text().splitlines():
+            spoken[line.split()[0]].append(line.split()[4])
+        assert {utterance: " ".join(words) for utterance, words in spoken.items()} == recognised
+        partial = json.loads((tmp_path / "summary.json").read_text())["partial"]
+        assert set(partial) == (set(recognised) if "--grammar" in options else set())
     # The same words, so the same errors, by utterance and by time.
     by_text = run("score", data, tmp_path / "text").splitlines()[0].split("]")[0]
     by_time = run("score", corpus / "ref.stm", tmp_path / "recordings.ctm")

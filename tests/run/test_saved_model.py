@@ -114,3 +114,19 @@ def test_which_model_of_a_run(run: Path, tmp_path: Path) -> None:
     assert told_choice(run / "best", "lowest", figures) == "weights: best (lowest held-out loss 0.5)"
     assert told_choice(run / "model", "last", figures) == "weights: last (--weights, held-out loss 0.5)"
     assert told_choice(Path("stranger"), None, {}) == "weights: stranger"
+
+
+def test_a_named_file_is_told_as_such(run: Path, tmp_path: Path) -> None:
+    for name, loss in (("model", 0.5), ("best", 1.0), ("averaged", 0.7)):
+        tensors, facts = read_pair(run / name)
+        write_pair(tmp_path / name, tensors, {**facts, "figures": {"loss": loss}})
+    other = {"figures": {"loss": 0.7}}
+    averaged = find_model(tmp_path / "averaged.safetensors")
+    assert told_choice(averaged, None, other) == "weights: averaged (named, held-out loss 0.7)"  # without score.json
+    lowest = find_model(tmp_path / "model.safetensors")
+    assert told_choice(lowest, None, {"figures": {"loss": 0.5}}) == "weights: last (lowest held-out loss 0.5)"
+    (tmp_path / "score.json").write_text('{"model": {"name": "last"}}')
+    assert told_choice(averaged, None, other) == "weights: averaged (named, held-out loss 0.7)"
+    assert told_choice(lowest, None, {"figures": {"loss": 0.5}}) == "weights: last (the tested ones, held-out loss 0.5)"
+    (tmp_path / "score.json").write_text("{")
+    assert told_choice(averaged, None, other) == "weights: averaged (named, held-out loss 0.7)"

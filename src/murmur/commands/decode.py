@@ -61,7 +61,23 @@ MaxActive = Annotated[
 ]
 
 
-@app.command()
+HELP = """Recognise speech with a trained model.
+
+Example: murmur decode yesno --model runs/yesno --data test --out runs/decoded --jobs 2
+
+Writes text, words.ctm (utterance, 1, start, duration, word; not for CTC, whose spikes have no length), summary.json
+and, if reco2file_and_channel names channels, recordings.ctm (words at their times in the recordings). Words of a
+search that ended outside its grammar (partial in summary.json) are spread evenly over the utterance in both.
+
+Utterances without features, such as too short ones, have an empty hypothesis and count as deletions. summary.json
+names them and those whose data cannot be used (left_out).
+
+A finished run decodes other data without experiment, corpus and cache; train, dev and test need the corpus, --set
+both. Options replace the search settings of score.json. After a stop the same command decodes the rest.
+"""
+
+
+@app.command(help=HELP)
 def decode(
     source: Source,
     model: Model,
@@ -85,16 +101,7 @@ def decode(
     settings: Settings = None,
     jobs: Jobs = None,
 ) -> None:
-    """Recognise speech with a trained model.
-
-    Example: murmur decode yesno --model runs/yesno --data test --out runs/decoded --jobs 2
-
-    Writes text, words.ctm (utterance, 1, start, duration, word; not for CTC, whose spikes have no length), summary.json
-    and, if reco2file_and_channel names channels, recordings.ctm (words at their times in the recordings).
-
-    A finished run decodes other data without experiment, corpus and cache; train, dev and test need the corpus, --set
-    both. Options replace the search settings of score.json. After a stop the same command decodes the rest.
-    """
+    """Recognise speech with a trained model, see HELP."""
     check_places(out, data, (source, grammar, lm, words, lexicon, dev))
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, "beam": beam, "max_active": max_active}
     rescoring = chosen_rescoring(rescore, lm_weight, nbest)

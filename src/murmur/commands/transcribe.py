@@ -38,10 +38,9 @@ from murmur.run.saved_model import Choice
 from murmur.run.task_checks import model_to_read
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.recordings import Channels, Recording, read_channels, read_stream
-from murmur.speech.decoding.transcript import FORMATS, SUFFIXES, Transcript, readable
+from murmur.speech.decoding.transcript import FORMATS, STDIN, SUFFIXES, Transcript, readable, stem_of
 
 app = typer.Typer(add_completion=False)
-STDIN = "-"
 SOME_FAILED = 3
 Format = Literal["text", "json", "ctm", "srt"]
 OfSpeaker = Callable[[Sequence[tuple[Recording, str]]], list[Transcript]]  # all recordings of one, with their sources
@@ -153,7 +152,7 @@ def transcribe(
 ) -> None:
     """Transcribe recordings, see HELP."""
     speakers = check_speakers(adapt, utt2spk, channels)
-    _check(model, weights, files, out, channels, SUFFIXES[form], (grammar, lm, words, lexicon, dev, utt2spk))
+    _check(model, weights, files, rate, out, channels, form, (grammar, lm, words, lexicon, dev, utt2spk))
     beams = {"beam": beam, "lattice_beam": lattice_beam}
     given = {"acoustic_scale": scale, "insertion_penalty": penalty, **beams}
     inputs = Inputs(files, partial(_read, rate=rate, channels=channels), partial(_write, form, out, len(files) > 1))
@@ -166,6 +165,32 @@ def transcribe(
     run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
     check_weights(run, weights, adapt)
     return _end(_do_run(inputs, run, request, longest, speakers), len(files))
+
+
+def check_rate(rate: int | None, files: Sequence[str]) -> None:
+    """Check that there is a stream that --rate can be of.
+
+    Raises:
+        SettingError: there is none.
+    """
+    if rate is not None and STDIN not in files:
+        raise SettingError("--rate is for a stream of raw samples on -: files name their own rates, leave it out")
+
+
+def check_format(form: Format, out: Path | None, files: Sequence[str], channels: Channels) -> None:
+    """Check that transcripts on standard output can be told apart.
+
+    Raises:
+        SettingError: they cannot.
+    """
+    if form == "srt" and out is None and (len(files) > 1 or channels == "each"):
+        raise SettingError("--format srt: subtitles are of one recording: give --out FOLDER, which has a file for each")
+    twice = [stem for stem, count in Counter(map(stem_of, files)).items() if count > 1]
+    if form == "ctm" and out is None and twice:
+        raise SettingError(
+            f"--format ctm names recordings by their files without folder and suffix; two are {readable(twice[0])!r}:"
+            " rename one, or run twice"
+        )
 
 
 def check_weights(run: TrainedRun, weights: Choice | None, adapt: bool) -> None:
@@ -219,21 +244,24 @@ def _check(
     model: Path,
     weights: Choice | None,
     files: list[str],
+    rate: int | None,
     out: Path | None,
     channels: Channels,
-    suffix: str,
+    form: Format,
     read: Sequence[str | Path | None],
 ) -> None:
     """Check that the model exists, that the files do, and that no transcript replaces a file that is read."""
     if not looks_exported(model):
         model_to_read(model, weights)
+    check_rate(rate, files)
     _check_names(files, out, channels)
+    check_format(form, out, files, channels)
     if out is not None:
         inputs = [Path(each) for each in (*files, *read) if each is not None]
-        stems = [_stem(name) for name in files]
+        stems = [stem_of(name) for name in files]
         if channels == "each":
             stems += [path.stem for path in inputs if _channel_of(stems).fullmatch(path.stem)]
-        not_inputs((out / f"{stem}{suffix}" for stem in stems), "--out", inputs)
+        not_inputs((out / f"{stem}{SUFFIXES[form]}" for stem in stems), "--out", inputs)
 
 
 def _do_all(inputs: Inputs, work: Transcriber) -> int:
@@ -297,7 +325,7 @@ def _do_speakers(inputs: Inputs, rate_hz: int, work: OfSpeaker, speakers: Mappin
         SettingError: the speaker of a recording is not named, or two files have the name that tells the speaker.
     """
     if speakers:
-        _check_stems(list(map(_stem, inputs.files)), speakers)
+        _check_stems(list(map(stem_of, inputs.files)), speakers)
     failed = 0
     groups: dict[tuple[str, int], list[tuple[Recording, str]]] = {}
     for name in inputs.files:
@@ -344,7 +372,7 @@ def _unnamed(own: str) -> SettingError:
 
 def _named(source: str, channel: str) -> str:
     """Name of a recording: its file without folder and suffix, and its channel if that has a transcript of its own."""
-    return f"{_stem(source)}-{channel}" if channel else _stem(source)
+    return f"{stem_of(source)}-{channel}" if channel else stem_of(source)
 
 
 def _refuse(model: Path, adapt: bool, given: Mapping[str, object]) -> None:
@@ -364,7 +392,7 @@ def _check_names(files: list[str], out: Path | None, channels: Channels) -> None
         raise SettingError(f"none of the {len(files)} files exists; the first is {readable(files[0])!r}")
     if out is not None:
         folder_to_write(out, "--out")
-    names = Counter(files if out is None else [_stem(name) for name in files])
+    names = Counter(files if out is None else [stem_of(name) for name in files])
     twice = [name for name, count in names.items() if count > 1]
     if out is not None and channels == "each":  # channel A of call is call-A
         twice += [name for name in names if _channel_of(names).fullmatch(name)]
@@ -375,10 +403,6 @@ def _check_names(files: list[str], out: Path | None, channels: Channels) -> None
 def _channel_of(stems: Iterable[str]) -> re.Pattern[str]:
     """Return the pattern of the names that transcripts of the channels of files have."""
     return re.compile(f"({'|'.join(map(re.escape, stems))})-([AB]|[0-9]+)")
-
-
-def _stem(name: str) -> str:
-    return "stdin" if name == STDIN else Path(name).stem or "unnamed"
 
 
 def _read(name: str, rate_hz: int, rate: int | None, channels: Channels) -> list[Recording]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from murmur.recognition.run_records import SETTINGS, scales_of
 from murmur.recognition.trained_run import TrainedRun, no_scale
 from murmur.recognition.tuning import SearchRequest
 from murmur.run.timed import timed
-from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.corpus import Corpus, CorpusError, Utterance
 from murmur.speech.decoding.decode_set import Decoded
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.graph_store import StoredGraph
 from murmur.speech.decoding.recogniser import CtcBestPath
 from murmur.speech.decoding.wer import score
+from murmur.speech.features.analysis import features_of
 from murmur.tasks.word_search import WordSearch
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Decoding:
     """Results of a set.
 
     Attributes:
-        texts: hypothesis of every utterance.
+        texts: hypothesis of every utterance; empty for one without features.
         word_lines: CTM lines; None for units without lengths, such as the spikes of CTC.
         lines: lines for people.
         facts: settings, speed and error rate, in JSON's terms.
@@ -79,8 +80,7 @@ def decoded(
     with timed("features"):
         feats = models.features(corpus, scratch)
     pairs, count = models.all_scores(feats), len(feats[0])
-    common: dict[str, Any] = {"model": str(run.stem), "weights": run.weights}
-    common |= {"with": [str(other.stem) for other in others]} if others else {}
+    common = _models(run, others) | {"left_out": left_out(run, corpus, feats[0])}
     if search is None:
         with timed(f"recognising {count} utterances"):
             return _by_best_path(run, corpus, pairs, common)
@@ -89,6 +89,42 @@ def decoded(
         found = search.decode(pairs, options, scratch, lambda done: progress.update(bar, completed=done))
     made = _result(run, search, corpus, found, {**common, **_facts(found, options, request, run)})
     return made if rescorer is None else _rescored(run, search, corpus, found, made, rescorer)
+
+
+def _models(run: TrainedRun, others: Sequence[TrainedRun]) -> dict[str, Any]:
+    """Names of the models that decode, in JSON's terms."""
+    found: dict[str, Any] = {"model": str(run.stem), "weights": run.weights}
+    return found | ({"with": [str(other.stem) for other in others]} if others else {})
+
+
+def left_out(run: TrainedRun, corpus: Corpus, feats: Container[str]) -> dict[str, str]:
+    """Reason of each utterance that is not decoded: its data cannot be used, or it has no features.
+
+    Those without features have a transcript, so a warning says that all their words count as deleted.
+    """
+    reasons = {problem.utterance: problem.what for problem in corpus.problems}
+    without = {u.id: _why_without(run, u) for u in corpus.utterances if u.id not in feats}
+    if without:
+        name, reason = next(iter(without.items()))
+        log.warning(
+            "%d utterances have no features, such as %s: %s; each has an empty hypothesis, and its words count as"
+            " deleted",
+            len(without),
+            name,
+            reason,
+        )
+    return {**reasons, **without}
+
+
+def _why_without(run: TrainedRun, utterance: Utterance) -> str:
+    """Reason why an utterance has no features."""
+    more = run.acoustic.speakers
+    for front in (run.acoustic.front, *(() if more is None else (more.front,))):
+        try:
+            features_of(utterance, front)
+        except CorpusError as error:
+            return str(error)
+    return "it has no features"
 
 
 def warn_of_common(run: TrainedRun, dev: str | None, corpus: Corpus, data: str) -> None:
@@ -110,7 +146,8 @@ def _rescored(
 
 def _result(run: TrainedRun, search: WordSearch, corpus: Corpus, found: Decoded, facts: Mapping[str, Any]) -> Decoding:
     """Texts, times and error rate of the best hypotheses."""
-    lines, percent = _rate(corpus.texts, found.texts, run.weights)
+    texts = _of_all(corpus, found.texts)
+    lines, percent = _rate(corpus.texts, texts, run.weights)
     summary = found.summary(run.acoustic.frames_per_second)
     words = None if run.graphs.units is not None else tuple(word_lines(run, search, found))
     placed = None
@@ -118,7 +155,7 @@ def _result(run: TrainedRun, search: WordSearch, corpus: Corpus, found: Decoded,
         spans = search.spans(StoredGraph.of(search.folder).read().columns)
         placed = recording_lines(corpus, words_of(found, spans), _frame_seconds(run))
     changed = {**facts, "partial": list(found.partial), "wer": percent}
-    return Decoding(found.texts, words, (summary, *lines), changed, placed)
+    return Decoding(texts, words, (summary, *lines), changed, placed)
 
 
 def _by_best_path(
@@ -131,10 +168,15 @@ def _by_best_path(
     for name, scores_UC in pairs:
         texts[name] = run.best_path(scores_UC)
         words[name] = [(word.word, word.first, word.end) for word in recogniser(scores_UC)[0]]
-    texts = dict(sorted(texts.items(), key=lambda pair: pair[0].encode()))
+    texts = _of_all(corpus, texts)
     lines, percent = _rate(corpus.texts if are_words else {}, texts, run.weights)
     placed = recording_lines(corpus, words, _frame_seconds(run)) if are_words and is_sided(corpus) else None
     return Decoding(texts, None, lines, {**common, "search": "best path", "wer": percent}, placed)
+
+
+def _of_all(corpus: Corpus, texts: Mapping[str, str]) -> dict[str, str]:
+    """Hypotheses of all utterances: those without features were spoken too, so theirs are empty."""
+    return {name: texts.get(name, "") for name in corpus.texts}
 
 
 def _frame_seconds(run: TrainedRun) -> float:
@@ -153,13 +195,11 @@ def check_settings(run: TrainedRun, request: SearchRequest) -> None:
 
 
 def word_lines(run: TrainedRun, search: WordSearch, found: Decoded) -> Iterator[str]:
-    """CTM lines of complete hypotheses; a partial one, whose last word may be cut, appears only in the text."""
+    """CTM lines of all words of the texts; those of partial hypotheses have the times of `words_of`."""
     spans = search.spans(StoredGraph.of(search.folder).read().columns)
     frame_seconds = _frame_seconds(run)
-    for utterance, hypothesis in found.hypotheses.items():
-        if not hypothesis.complete:
-            continue
-        for word, (first, end) in zip(hypothesis.words, spans(hypothesis, ()), strict=True):
+    for utterance, words in words_of(found, spans).items():
+        for word, first, end in words:
             yield f"{utterance} 1 {first * frame_seconds:.3f} {(end - first) * frame_seconds:.3f} {word}\n"
 
 

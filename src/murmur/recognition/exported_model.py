@@ -70,7 +70,7 @@ def exported_transcriber(folder: Path, given: Mapping[str, float | None], longes
     """Make the transcriber of an exported folder; a None in `given` keeps the export's beam setting.
 
     Raises:
-        SettingError: the folder is damaged, or of another version.
+        SettingError: the folder is damaged, or of another version, or has no beam to set.
         ExportError: onnxruntime is not installed, or cannot load the network.
     """
     try:
@@ -85,6 +85,10 @@ def exported_transcriber(folder: Path, given: Mapping[str, float | None], longes
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise SettingError(f"the export in {folder} is incomplete or damaged ({reason}): export it again") from error
+    if isinstance(recogniser, CtcBestPath) and any(value is not None for value in given.values()):
+        raise SettingError(
+            "a best path has no scale, penalty, beam or states to set: export the run with a --grammar, such as loop"
+        )
     return Transcriber(
         ExportedModel(session(folder / "model.onnx", threads=0), front, stack, speakers), recogniser, longest_seconds
     )

@@ -24,7 +24,7 @@ from murmur.run.folder.contents import RECOGNISER
 from murmur.run.saved_model import Choice, read_into, told_choice
 from murmur.run.task_checks import model_to_read, task_to_do
 from murmur.run.timed import timed
-from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.corpus import Corpus, tell_losses
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.features.analysis import LogMel, Mfcc, analyse
@@ -147,7 +147,9 @@ class TrainedRun:
             SettingError, CorpusError: there is no such data, or the run's corpus is not there.
         """
         if data not in PARTS:
-            return read_corpus(data)
+            other = read_corpus(data)
+            tell_losses(data, len(other), other.problems)
+            return other
         found: Corpus = self.origin.task.utterances(data)
         return found
 

@@ -77,7 +77,10 @@ def _of_run(folder: Path) -> Path:
 
 
 def told_choice(stem: Path, choice: Choice | None, facts: Mapping[str, Any]) -> str:
-    """Name of the model in use and the rule that chose it, for the lines of its figures."""
+    """Name of the model in use and the rule that chose it, for the lines of its figures.
+
+    A file that the caller named is "named", unless its folder would choose the same one.
+    """
     names = {file: name for name, file in FILES.items()}
     figures = facts.get("figures")
     loss = figures.get("loss") if isinstance(figures, dict) else None
@@ -86,7 +89,17 @@ def told_choice(stem: Path, choice: Choice | None, facts: Mapping[str, Any]) -> 
         return f"weights: {stem.name}"
     tested = choice is None and (stem.parent / "score.json").is_file()
     why = "the tested ones, " if tested else "lowest " if choice in (None, "lowest") else "--weights, "
+    if choice is None and stem != _default(stem.parent):
+        why = "named, "
     return f"weights: {names[stem.name]} ({why}held-out loss{told})"
+
+
+def _default(folder: Path) -> Path | None:
+    """Model that the folder itself would choose; None if its records do not allow a choice."""
+    try:
+        return _of_run(folder)
+    except SettingError:
+        return None
 
 
 def choose(out: Path, choice: Choice, digest: str | None = None) -> tuple[str, Path]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -26,6 +30,7 @@ from murmur.tasks.hybrid.config import TOLERANCE_PERCENT, Search, first_options
 from murmur.tasks.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 FREE_PENALTIES = (0.0, 1.0, -1.0)  # tried if the experiment fixes the word cost for its own grammar
 
 
@@ -119,12 +124,28 @@ class WordSearch:
 
     @cached_property
     def folder(self) -> Path:
-        """Folder of the decoding graph, which is built if it is missing."""
+        """Folder of the decoding graph, which is built if it is missing.
+
+        If the cache cannot be written, as in a run on a read-only file system, the graph is built in a temporary
+        folder, which is removed with this search or at the end of the process.
+        """
+        try:
+            return self._graph_in(self.cache)
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            log.info("%s cannot be written (%s): the graph is built in a temporary folder", self.cache, error.strerror)
+        scratch = Path(tempfile.mkdtemp(prefix="murmur-graph-"))
+        weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+        return self._graph_in(scratch)
+
+    def _graph_in(self, cache: Path) -> Path:
+        """Folder of the decoding graph in a folder of graphs."""
         lang, grammar = self.words
         key = self.sources.key(lang, grammar)
-        folder = self.cache / f"graph-{key[:16]}"
+        folder = cache / f"graph-{key[:16]}"
         build = partial(self.sources.build, lang, grammar)
-        ensure_graph(folder, key, lambda: build_graph(build, grammar, self.cache))
+        ensure_graph(folder, key, lambda: build_graph(build, grammar, cache))
         return folder
 
     @property

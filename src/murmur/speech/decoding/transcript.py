@@ -8,8 +8,10 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+STDIN = "-"
 LONGEST_LINE = 42  # characters of a subtitle, as is usual in broadcasting
 LONGEST_CUE_SECONDS = 6.0
 PAUSE_SECONDS = 0.6  # a pause as long as this begins a new subtitle
@@ -75,6 +77,11 @@ def readable(name: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def stem_of(source: str) -> str:
+    """A file name without folder and suffix; `stdin` for the stream on -."""
+    return "stdin" if source == STDIN else Path(source).stem or "unnamed"
+
+
 def one_field(name: str) -> str:
     """A file name as one field of ASCII that cannot begin a comment; `urllib.parse.unquote_to_bytes` undoes it."""
     return urllib.parse.quote_from_bytes(os.fsencode(name), safe="/!#$&'()*+,-.:=?@[]^_{|}~")
@@ -105,8 +112,11 @@ def as_json(transcript: Transcript) -> str:
 
 
 def as_ctm(transcript: Transcript) -> str:
-    """NIST's CTM: file, channel (1 for files with one), start and duration in seconds, word, confidence."""
-    side = f"{one_field(transcript.source)} {transcript.channel or 1}"
+    """NIST's CTM: file, channel (1 for files with one), start and duration in seconds, word, confidence.
+
+    The file is the name without folder and suffix, as STM files have it.
+    """
+    side = f"{one_field(stem_of(transcript.source))} {transcript.channel or 1}"
     return "".join(
         f"{side} {w.start_seconds:.3f} {w.end_seconds - w.start_seconds:.3f} {w.word} {w.confidence:.3f}\n"
         for w in transcript.words
