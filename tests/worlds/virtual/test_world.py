@@ -10,7 +10,7 @@ from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING, Span
 from murmur.core.world import Seat
 from murmur.worlds.virtual import clock as clocks
 from murmur.worlds.virtual.clock import Clock, Deadlock, Livelock
-from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Stop
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.network import Network
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -74,6 +74,17 @@ def test_a_killed_learner_is_named() -> None:
     with pytest.raises(PeerLost, match=r"learner 1 was killed at t=0\.150s") as lost:
         VirtualWorld(Cluster(3, faults=(Kill(1, 0.15),))).run(averages)
     assert lost.value.learner == 1
+
+
+def test_a_learner_that_is_killed_twice_and_started_again_is_not_lost() -> None:
+    async def program(seat: Seat) -> int:
+        for _ in range(10):
+            await seat.work(lambda: None)
+        return seat.group.rank
+
+    world = VirtualWorld(Cluster(2, ConstantSeconds(0.1), faults=(Kill(1, 0.3), Kill(1, 0.4), Rejoin(1, 0.5))))
+    assert world.run(program) == [0, 1]
+    assert world.killed == []
 
 
 def test_a_stopped_learner_goes_on_later() -> None:

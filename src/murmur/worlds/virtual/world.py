@@ -179,8 +179,9 @@ class _Run(Generic[T]):
 
     def happen(self, fault: Kill | Stop | Rejoin) -> None:
         """Apply a fault now."""
-        if self.mains[fault.learner].fired:
-            return  # it has ended already
+        main = self.mains[fault.learner]
+        if main.fired or (main.dead and not isinstance(fault, Rejoin)):
+            return  # it has ended already, or no process is there to kill or to suspend
         lease = self.world.cluster.lease_seconds
         if isinstance(fault, Kill):
             self.world.killed.append(fault.learner)
