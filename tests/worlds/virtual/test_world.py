@@ -93,6 +93,63 @@ def test_a_stopped_learner_goes_on_later() -> None:
     assert VirtualWorld(cluster).run(averages) == pytest.approx([5.15 + 0.1] * 2)
 
 
+def test_what_a_learner_sent_before_its_end_arrives_and_then_waits_for_it_fail() -> None:
+    """Learner 1 waits twice for learner 0, whose message arrives a second after its end; learner 2 asks later."""
+
+    async def program(seat: Seat) -> str:
+        if seat.rank == 0:
+            seat.group.post(torch.zeros(1), 1, "last")
+            return "ended"
+        if seat.rank == 2:
+            await seat.sleep(5.0)
+        else:
+            await seat.group.recv(0, "last")
+        assert seat.now == pytest.approx({1: 1.0, 2: 5.0}[seat.rank])
+        with pytest.raises(PeerLost, match="learner 0 is gone, and another one waits for it in world"):
+            await seat.group.recv(0, "never")
+        return f"noticed at {seat.now:.1f}"
+
+    cluster = Cluster(3, link=Link(1.0, 1e12), message_bytes=1.0)
+    assert VirtualWorld(cluster).run(program) == ["ended", "noticed at 1.0", "noticed at 5.0"]
+
+
+def test_a_wait_for_a_learner_fails_when_it_ends() -> None:
+    async def program(seat: Seat) -> float:
+        await seat.sleep(2.0 * (1 - seat.rank))
+        if seat.rank == 1:
+            with pytest.raises(PeerLost, match="learner 0 is gone"):
+                await seat.group.recv(0, "never")
+        return seat.now
+
+    assert VirtualWorld(2).run(program) == [2.0, 2.0]
+
+
+def test_a_suspended_learner_that_comes_back_after_the_end_is_lost() -> None:
+    world = VirtualWorld(Cluster(2, ConstantSeconds(0.1), faults=(Stop(1, 0.15, 5.0),), lease_seconds=1.0))
+
+    async def program(seat: Seat) -> int:
+        for _ in range(3):
+            await seat.work(lambda: None)
+        return seat.rank
+
+    assert world.run(program) == [0]
+    assert world.killed == [1]
+    assert world.clock.notes == ["learner 1 gave up at t=5.150s: the others had ended the run before it came back"]
+
+
+def test_a_suspended_learner_goes_on_if_all_others_were_killed() -> None:
+    faults = (Stop(1, 0.15, 5.0), Kill(0, 0.2))
+    world = VirtualWorld(Cluster(2, ConstantSeconds(0.1), faults=faults, lease_seconds=1.0))
+
+    async def program(seat: Seat) -> int:
+        for _ in range(3):
+            await seat.work(lambda: None)
+        return seat.rank
+
+    assert world.run(program) == [1]
+    assert world.killed == [0]
+
+
 def test_awaiting_inside_no_grad_is_refused() -> None:
     async def program(seat: Seat) -> None:
         with torch.no_grad():

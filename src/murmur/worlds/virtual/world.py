@@ -174,7 +174,7 @@ class _Run(Generic[T]):
         except Exception as error:
             self.clock.abort(error)  # the others would wait for this learner for ever
             raise
-        self.hub.everywhere(seat.rank, MembershipTable.leave)
+        self.hub.leave(seat.rank)
         return value
 
     def happen(self, fault: Kill | Stop | Rejoin) -> None:
@@ -207,10 +207,10 @@ class _Run(Generic[T]):
         """True if a learner did not reach the end of the run."""
         return rank in self.world.killed or isinstance(self.mains[rank].failed(), PeerLost)
 
-    def _crash(self, learner: int, error: PeerLost) -> None:
-        """End a learner whose program fails after the loss of another one; the others may go on without both."""
+    def _crash(self, learner: int, why: PeerLost | str) -> None:
+        """End a learner that cannot go on after a loss, its own or of another one; the others may go on."""
         self.world.killed.append(learner)
-        self.clock.notes.append(f"learner {learner} gave up at t={self.clock.now:.3f}s: {error}")
+        self.clock.notes.append(f"learner {learner} gave up at t={self.clock.now:.3f}s: {why}")
         self.clock.kill(learner)
         self.hub.forget(learner)
         self.clock.after(self.world.cluster.lease_seconds, partial(self._expire, learner, self.mains[learner]))
@@ -221,6 +221,12 @@ class _Run(Generic[T]):
             self.hub.lose(learner)
 
     def _return(self, learner: int) -> None:
-        if not self.mains[learner].dead and not self.mains[learner].fired:
-            self.hub.dead.discard(learner)
-            self.hub.everywhere(learner, MembershipTable.join)
+        """Take a suspended learner in again whose lease has ended, unless the others have ended the run without it."""
+        if self.mains[learner].dead or self.mains[learner].fired:
+            return
+        others = [main for rank, main in self.mains.items() if rank != learner and not self.is_lost(rank)]
+        if others and all(main.fired for main in others):
+            self._crash(learner, "the others had ended the run before it came back")
+            return
+        self.hub.dead.discard(learner)
+        self.hub.everywhere(learner, MembershipTable.join)
