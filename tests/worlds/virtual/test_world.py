@@ -70,6 +70,50 @@ def test_livelock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         VirtualWorld(1).run(program)
 
 
+def test_polls_without_end_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learner 0 looks for a message again and again, learner 1 sleeps again and again, learner 2 waits for 0."""
+    monkeypatch.setattr(clocks, "IDLE_POLLS", 100)
+
+    async def program(seat: Seat) -> None:
+        await seat.work(lambda: None)
+        while seat.rank == 0:
+            await seat.group.poll("request", 0.25)
+        while seat.rank == 1:
+            await seat.sleep(0.5)
+        await seat.group.recv(0, "answer")
+
+    with pytest.raises(Livelock, match=r"wait without end: 100 polls and no other event up to t=\d") as stuck:
+        VirtualWorld(3).run(program)
+    assert "learner 0 (training): waiting since t=" in str(stuck.value)
+    assert "for a message 'request' from anyone in world" in str(stuck.value)
+    assert "for 0.5 s to pass" in str(stuck.value)
+    assert "for a message 'answer' from learner 0 in world" in str(stuck.value)
+
+
+@pytest.mark.parametrize("waits_for", ["gradient", "message", "suspended learner", "lost learner"])
+def test_long_waits_for_something_are_no_livelock(waits_for: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learner 0 polls 4000 times, until learner 1 is there or is lost."""
+    monkeypatch.setattr(clocks, "IDLE_POLLS", 100)
+
+    async def program(seat: Seat) -> int:
+        if seat.rank == 1:
+            await seat.work(lambda: None)
+            seat.group.post(torch.zeros(1), 0, "done")
+            await seat.group.recv(0, "seen")
+            return 0
+        polls = 1
+        while await seat.group.poll("done", 0.25) is None and seat.group.membership.view().live == (0, 1):
+            polls += 1
+        seat.group.post(torch.zeros(1), 1, "seen")
+        return polls
+
+    seconds = 1000.0 if waits_for == "gradient" else 0.1
+    link = Link(1000.0 if waits_for == "message" else 0.0, 1e12)
+    faults = {"suspended learner": (Stop(1, 0.05, 1000.0),), "lost learner": (Kill(1, 0.05),)}.get(waits_for, ())
+    cluster = Cluster(2, ConstantSeconds(seconds), link, faults=faults, lease_seconds=1000.0)
+    assert VirtualWorld(cluster).run(program)[0] == pytest.approx(4000, abs=2)
+
+
 def test_a_killed_learner_is_named() -> None:
     with pytest.raises(PeerLost, match=r"learner 1 was killed at t=0\.150s") as lost:
         VirtualWorld(Cluster(3, faults=(Kill(1, 0.15),))).run(averages)

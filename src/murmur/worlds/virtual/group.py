@@ -354,7 +354,7 @@ class VirtualGroup(Group):
             alarm.waiting = waiting
             return
         self._alarm = alarm = Alarm(at, waiting)
-        self.hub.clock.after(seconds, partial(self._ring, alarm))
+        self.hub.clock.after(seconds, partial(self._ring, alarm), poll=True)
 
     def _ring(self, alarm: Alarm) -> None:
         if self._alarm is alarm:

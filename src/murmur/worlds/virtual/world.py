@@ -67,7 +67,7 @@ class VirtualSeat(Seat):
         self._network.whole, self._network.element_bytes = weights.layout.numel, weights.layout.dtype.itemsize
 
     async def sleep(self, seconds: float) -> None:
-        await self.clock.sleep(seconds, f"{seconds:.3g} s to pass")
+        await self.clock.sleep(seconds, f"{seconds:.3g} s to pass", poll=True)
 
     def spawn(self, activity: Coroutine[Any, Any, T], what: str) -> Awaitable[T]:
         task = self.clock.start(activity, what, self.rank)
