@@ -114,6 +114,22 @@ def test_long_waits_for_something_are_no_livelock(waits_for: str, monkeypatch: p
     assert VirtualWorld(cluster).run(program)[0] == pytest.approx(4000, abs=2)
 
 
+def test_activities_end_with_their_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner that comes after the end leaves its activities as they are. The run went on without end."""
+    monkeypatch.setattr(clocks, "IDLE_POLLS", 100)
+
+    async def answers(seat: Seat) -> None:
+        while True:
+            await seat.group.poll("request", 0.25)
+
+    async def program(seat: Seat) -> float:
+        seat.spawn(answers(seat), "answers")
+        await seat.sleep(1.0)
+        return seat.now
+
+    assert VirtualWorld(2).run(program) == [1.0, 1.0]
+
+
 def test_a_killed_learner_is_named() -> None:
     with pytest.raises(PeerLost, match=r"learner 1 was killed at t=0\.150s") as lost:
         VirtualWorld(Cluster(3, faults=(Kill(1, 0.15),))).run(averages)
@@ -168,17 +184,30 @@ def test_a_wait_for_a_learner_fails_when_it_ends() -> None:
     assert VirtualWorld(2).run(program) == [2.0, 2.0]
 
 
+async def three_claims(seat: Seat) -> int:
+    while seat.group.membership.claim(0, 3) is not None:
+        await seat.work(lambda: None)
+    return seat.rank
+
+
 def test_a_suspended_learner_that_comes_back_after_the_end_is_lost() -> None:
-    world = VirtualWorld(Cluster(2, ConstantSeconds(0.1), faults=(Stop(1, 0.15, 5.0),), lease_seconds=1.0))
+    world = VirtualWorld(Cluster(2, ConstantSeconds(0.1), faults=(Stop(1, 0.15, 5.0),), lease_seconds=0.1))
 
     async def program(seat: Seat) -> int:
-        for _ in range(3):
-            await seat.work(lambda: None)
+        while not seat.group.membership.spent:
+            await three_claims(seat)
+            await seat.sleep(0.01)
         return seat.rank
 
     assert world.run(program) == [0]
     assert world.killed == [1]
     assert world.clock.notes == ["learner 1 gave up at t=5.150s: the others had ended the run before it came back"]
+
+
+def test_a_suspended_learner_goes_on_alone_with_the_minibatches_that_are_left() -> None:
+    world = VirtualWorld(Cluster(2, ConstantSeconds(0.1), faults=(Stop(1, 0.15, 5.0),), lease_seconds=1.0))
+    assert world.run(three_claims) == [0, 1]
+    assert world.killed == []
 
 
 def test_a_suspended_learner_goes_on_if_all_others_were_killed() -> None:

@@ -175,6 +175,7 @@ class _Run(Generic[T]):
             self.clock.abort(error)  # the others would wait for this learner for ever
             raise
         self.hub.leave(seat.rank)
+        self.clock.after(0.0, partial(self.clock.kill, seat.rank))  # activities that are left end with the process
         return value
 
     def happen(self, fault: Kill | Stop | Rejoin) -> None:
@@ -221,11 +222,14 @@ class _Run(Generic[T]):
             self.hub.lose(learner)
 
     def _return(self, learner: int) -> None:
-        """Take a suspended learner in again whose lease has ended, unless the others have ended the run without it."""
+        """Take a suspended learner in again whose lease has ended, unless the others have ended the run without it.
+
+        It goes on alone if minibatches are left, as those of its own share are.
+        """
         if self.mains[learner].dead or self.mains[learner].fired:
             return
         others = [main for rank, main in self.mains.items() if rank != learner and not self.is_lost(rank)]
-        if others and all(main.fired for main in others):
+        if others and all(main.fired for main in others) and self.hub.table.spent:
             self._crash(learner, "the others had ended the run before it came back")
             return
         self.hub.dead.discard(learner)
