@@ -18,9 +18,10 @@ from murmur.engine.trainer import Trainer
 from murmur.recipes import toy
 from murmur.simulation.account import Account
 from murmur.simulation.planner.timing import time_strategy
-from murmur.simulation.run import Failure, behind, side_by_side, simulate, with_message
+from murmur.simulation.run import Failure, attempt, behind, side_by_side, simulate, with_message
 from murmur.simulation.scenario import Scenario, Simulation
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, DelayByOne, SuperLearners, SyncSGD
+from murmur.worlds.virtual.clock import Deadlock, Livelock
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -205,6 +206,30 @@ def test_a_run_ended_by_a_fault_is_a_result(tmp_path: Path) -> None:
     assert lived.idle[1] > 0.3 > lived.idle[0]
     with pytest.raises(PeerLost):
         simulate(replace(asked[0], force=True))
+
+
+@pytest.mark.parametrize("strategy", ["Downpour", "EASGD"])
+def test_a_learner_that_comes_back_after_the_end_is_lost_and_other_strategies_go_on(
+    strategy: str, tmp_path: Path
+) -> None:
+    stopped = {"learners": 3, "step_seconds": 1.0, "jitter": 0.0, "stops": ("2@6s+12s",)}
+    asked = [simulation(tmp_path / name, name, **stopped) for name in (strategy, "KAVG(8)")]
+    late, other = side_by_side([replace(one, timing_only=True) for one in asked], jobs=1)
+    assert isinstance(late, Account)
+    assert late.killed == (2,)
+    assert isinstance(other, Account)
+
+
+@pytest.mark.parametrize("error", [Deadlock("stuck"), Livelock("polls")])
+def test_a_run_that_cannot_end_is_a_failure(
+    error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def endless(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(VirtualWorld, "run", endless)
+    failed = attempt(replace(simulation(tmp_path, "ASGD"), timing_only=True))
+    assert failed == Failure("ASGD", f"the run cannot end: {error}")
 
 
 def test_strategies_that_look_at_values_need_gradients(tmp_path: Path) -> None:

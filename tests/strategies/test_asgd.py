@@ -19,10 +19,12 @@ from murmur.engine.record import Record
 from murmur.engine.schedule import Constant, TimesLearners
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
+from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ASGD
 from murmur.strategies.asgd import by_age, undamped
 from murmur.testing.strategies import plain_loop
-from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
+from murmur.worlds.virtual import clock
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.world import VirtualWorld
 from pool import Pool
 from tally import BUDGET, Tally
@@ -216,6 +218,19 @@ def test_a_learner_that_comes_back_asks_no_server_before_its_first_gradient() ->
         )
         drive(ASGD().learn(me, [slice(0, 1)]))
     assert steps == ["gradients", "request", "gradients"]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_learner_that_comes_back_after_the_last_gradient_is_answered(
+    servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was suspended in a gradient that another one computed again. The server had ended its service by then."""
+    monkeypatch.setattr(clock, "IDLE_POLLS", 2000)
+    learners = servers + 2
+    for at, seconds in ((0.93, 1.45), (0.93, 1.5), (0.55, 2.5), (1.05, 1.45)):
+        faults = (Stop(learners - 1, at, seconds),)
+        cluster = Cluster(learners, ConstantSeconds(0.1), message_bytes=1e6, faults=faults, lease_seconds=0.2)
+        assert time_strategy(ASGD(servers=servers), cluster, 30).minibatches == 30
 
 
 def test_the_first_gradient_of_a_learner_that_comes_back_has_age_0() -> None:

@@ -31,6 +31,7 @@ from murmur.simulation.account import Account, of_run, of_timing
 from murmur.simulation.planner.timing import Timing, time_strategy
 from murmur.simulation.progress import VirtualProgress
 from murmur.simulation.scenario import Simulation, continued
+from murmur.worlds.virtual.clock import Deadlock, Livelock
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -55,12 +56,14 @@ def side_by_side(simulations: Sequence[Simulation], jobs: int) -> list[Account |
 
 
 def attempt(simulation: Simulation, labelled: bool = False) -> Account | Failure:
-    """Simulate; return a `Failure` if a learner was lost that the strategy needs, or if training diverged."""
+    """Simulate; return a `Failure` if a needed learner was lost, training diverged, or learners wait for ever."""
     label = simulation.out.name if labelled else ""
     try:
         return simulate(simulation, label)
     except (PeerLost, FloatingPointError) as error:
         return Failure(simulation.strategy or simulation.source, str(error))
+    except (Deadlock, Livelock) as error:
+        return Failure(simulation.strategy or simulation.source, f"the run cannot end: {error}")
 
 
 def simulate(simulation: Simulation, label: str = "") -> Account:
@@ -70,6 +73,8 @@ def simulate(simulation: Simulation, label: str = "") -> Account:
         SettingError: an option is invalid, or the strategy cannot be timed without gradients.
         ValueError: the cluster is invalid.
         PeerLost: a fault ended the run.
+        Deadlock: learners wait for each other.
+        Livelock: learners poll without end.
         FloatingPointError: the losses are not finite.
     """
     with opened(simulation.out, simulation.name, simulation.resume, simulation.force) as run:

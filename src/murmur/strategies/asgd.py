@@ -30,6 +30,7 @@ from murmur.strategies.applied_minibatches import AppliedMinibatches
 from murmur.strategies.vector_parts import check_counts, keep_part, parts_of
 
 PUSH, PULL = "gradient", "model"  # tags of messages to and from a server
+END = -2.0  # header of what a server tells itself when no learner can pull any more
 UNKNOWN = -1.0  # number of updates of weights that were not pulled: a gradient at them has age 0
 APPLIED = "applied"  # name of a server's applied minibatches among the vectors of a checkpoint
 
@@ -127,9 +128,17 @@ class ASGD:
             mine = parts[me.group.rank]
             averager.shown = lambda: me.weights.snapshot()[mine]
         answers = me.spawn(me.answer(), "answers")
-        await (self.serve(me, parts[me.group.rank]) if me.group.rank in servers else self.learn(me, parts))
+        if me.group.rank not in servers:
+            await self.learn(me, parts)
+            await answers
+            me.weights.set_(await me.consensus())
+            return
+        await self.serve(me, parts[me.group.rank])
+        late = me.spawn(_answer_late(me, parts[me.group.rank]), "late pulls")
         await answers
         me.weights.set_(await me.consensus())
+        me.group.post(torch.empty(0), me.group.rank, PUSH, (END,))
+        await late
 
     async def learn(self, me: Learner, parts: Sequence[slice]) -> None:
         """Take gradients, at the servers' weights."""
@@ -156,12 +165,9 @@ class ASGD:
                     me.outer[APPLIED] = applied.bounds()
                     me.descend(_whole(me, g.mul_(self.damping(age)), part), staleness=age)
                     updates += 1
-            elif len(g) and not is_finite(me.weights.snapshot()[part]):
-                w = me.weights.snapshot()
-                w[part] = g
-                me.weights.set_(w)
-            w = me.weights.snapshot()[part]
-            me.group.post(w if is_finite(w) else w[:0], who, PULL, (updates,))
+            else:
+                _take_over(me, g, part)
+            _give(me, who, part, updates)
 
     def training_learners(self, learners: int) -> int:
         return beside_servers(self.servers, learners)
@@ -171,6 +177,33 @@ class ASGD:
 
     def planned(self, planner: Planner) -> Any:
         return planner.served(self.servers)
+
+
+async def _answer_late(me: Learner, part: slice) -> None:
+    """Answer pulls after the last gradient, until this learner tells itself to end.
+
+    A learner that was considered lost may come back then. Others have done its minibatch, so its gradient is dropped;
+    without an answer it would wait for ever, and all others for it.
+    """
+    while (message := await me.group.poll(PUSH, me.averager.poll_seconds)) is None or message.header != (END,):
+        if message is not None:
+            if not message.header:
+                _take_over(me, message.x, part)
+            _give(me, message.source, part, UNKNOWN)
+
+
+def _take_over(me: Learner, mine: Tensor, part: slice) -> None:
+    """Set a part of the weights that is not finite to that of a learner, if it gave one."""
+    w = me.weights.snapshot()
+    if len(mine) and not is_finite(w[part]):
+        w[part] = mine
+        me.weights.set_(w)
+
+
+def _give(me: Learner, who: int, part: slice, updates: float) -> None:
+    """Answer a pull with a part of the weights; with an empty one if it is not finite."""
+    w = me.weights.snapshot()[part]
+    me.group.post(w if is_finite(w) else w[:0], who, PULL, (updates,))
 
 
 def _whole(me: Learner, g: Tensor, part: slice) -> Tensor:

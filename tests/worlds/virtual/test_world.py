@@ -10,7 +10,7 @@ from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING, Span
 from murmur.core.world import Seat
 from murmur.worlds.virtual import clock as clocks
 from murmur.worlds.virtual.clock import Clock, Deadlock, Livelock
-from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Stop
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.network import Network
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -70,16 +70,157 @@ def test_livelock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         VirtualWorld(1).run(program)
 
 
+def test_polls_without_end_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learner 0 looks for a message again and again, learner 1 sleeps again and again, learner 2 waits for 0."""
+    monkeypatch.setattr(clocks, "IDLE_POLLS", 100)
+
+    async def program(seat: Seat) -> None:
+        await seat.work(lambda: None)
+        while seat.rank == 0:
+            await seat.group.poll("request", 0.25)
+        while seat.rank == 1:
+            await seat.sleep(0.5)
+        await seat.group.recv(0, "answer")
+
+    with pytest.raises(Livelock, match=r"wait without end: 100 polls and no other event up to t=\d") as stuck:
+        VirtualWorld(3).run(program)
+    assert "learner 0 (training): waiting since t=" in str(stuck.value)
+    assert "for a message 'request' from anyone in world" in str(stuck.value)
+    assert "for 0.5 s to pass" in str(stuck.value)
+    assert "for a message 'answer' from learner 0 in world" in str(stuck.value)
+
+
+@pytest.mark.parametrize("waits_for", ["gradient", "message", "suspended learner", "lost learner"])
+def test_long_waits_for_something_are_no_livelock(waits_for: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learner 0 polls 4000 times, until learner 1 is there or is lost."""
+    monkeypatch.setattr(clocks, "IDLE_POLLS", 100)
+
+    async def program(seat: Seat) -> int:
+        if seat.rank == 1:
+            await seat.work(lambda: None)
+            seat.group.post(torch.zeros(1), 0, "done")
+            await seat.group.recv(0, "seen")
+            return 0
+        polls = 1
+        while await seat.group.poll("done", 0.25) is None and seat.group.membership.view().live == (0, 1):
+            polls += 1
+        seat.group.post(torch.zeros(1), 1, "seen")
+        return polls
+
+    seconds = 1000.0 if waits_for == "gradient" else 0.1
+    link = Link(1000.0 if waits_for == "message" else 0.0, 1e12)
+    faults = {"suspended learner": (Stop(1, 0.05, 1000.0),), "lost learner": (Kill(1, 0.05),)}.get(waits_for, ())
+    cluster = Cluster(2, ConstantSeconds(seconds), link, faults=faults, lease_seconds=1000.0)
+    assert VirtualWorld(cluster).run(program)[0] == pytest.approx(4000, abs=2)
+
+
+def test_activities_end_with_their_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner that comes after the end leaves its activities as they are. The run went on without end."""
+    monkeypatch.setattr(clocks, "IDLE_POLLS", 100)
+
+    async def answers(seat: Seat) -> None:
+        while True:
+            await seat.group.poll("request", 0.25)
+
+    async def program(seat: Seat) -> float:
+        seat.spawn(answers(seat), "answers")
+        await seat.sleep(1.0)
+        return seat.now
+
+    assert VirtualWorld(2).run(program) == [1.0, 1.0]
+
+
 def test_a_killed_learner_is_named() -> None:
     with pytest.raises(PeerLost, match=r"learner 1 was killed at t=0\.150s") as lost:
         VirtualWorld(Cluster(3, faults=(Kill(1, 0.15),))).run(averages)
     assert lost.value.learner == 1
 
 
+def test_a_learner_that_is_killed_twice_and_started_again_is_not_lost() -> None:
+    async def program(seat: Seat) -> int:
+        for _ in range(10):
+            await seat.work(lambda: None)
+        return seat.group.rank
+
+    world = VirtualWorld(Cluster(2, ConstantSeconds(0.1), faults=(Kill(1, 0.3), Kill(1, 0.4), Rejoin(1, 0.5))))
+    assert world.run(program) == [0, 1]
+    assert world.killed == []
+
+
 def test_a_stopped_learner_goes_on_later() -> None:
     link = Link(latency_seconds=0.0, bytes_per_second=1e12)
     cluster = Cluster(2, ConstantSeconds(0.1), link, faults=(Stop(1, 0.15, 5.0),))
     assert VirtualWorld(cluster).run(averages) == pytest.approx([5.15 + 0.1] * 2)
+
+
+def test_what_a_learner_sent_before_its_end_arrives_and_then_waits_for_it_fail() -> None:
+    """Learner 1 waits twice for learner 0, whose message arrives a second after its end; learner 2 asks later."""
+
+    async def program(seat: Seat) -> str:
+        if seat.rank == 0:
+            seat.group.post(torch.zeros(1), 1, "last")
+            return "ended"
+        if seat.rank == 2:
+            await seat.sleep(5.0)
+        else:
+            await seat.group.recv(0, "last")
+        assert seat.now == pytest.approx({1: 1.0, 2: 5.0}[seat.rank])
+        with pytest.raises(PeerLost, match="learner 0 is gone, and another one waits for it in world"):
+            await seat.group.recv(0, "never")
+        return f"noticed at {seat.now:.1f}"
+
+    cluster = Cluster(3, link=Link(1.0, 1e12), message_bytes=1.0)
+    assert VirtualWorld(cluster).run(program) == ["ended", "noticed at 1.0", "noticed at 5.0"]
+
+
+def test_a_wait_for_a_learner_fails_when_it_ends() -> None:
+    async def program(seat: Seat) -> float:
+        await seat.sleep(2.0 * (1 - seat.rank))
+        if seat.rank == 1:
+            with pytest.raises(PeerLost, match="learner 0 is gone"):
+                await seat.group.recv(0, "never")
+        return seat.now
+
+    assert VirtualWorld(2).run(program) == [2.0, 2.0]
+
+
+async def three_claims(seat: Seat) -> int:
+    while seat.group.membership.claim(0, 3) is not None:
+        await seat.work(lambda: None)
+    return seat.rank
+
+
+def test_a_suspended_learner_that_comes_back_after_the_end_is_lost() -> None:
+    world = VirtualWorld(Cluster(2, ConstantSeconds(0.1), faults=(Stop(1, 0.15, 5.0),), lease_seconds=0.1))
+
+    async def program(seat: Seat) -> int:
+        while not seat.group.membership.spent:
+            await three_claims(seat)
+            await seat.sleep(0.01)
+        return seat.rank
+
+    assert world.run(program) == [0]
+    assert world.killed == [1]
+    assert world.clock.notes == ["learner 1 gave up at t=5.150s: the others had ended the run before it came back"]
+
+
+def test_a_suspended_learner_goes_on_alone_with_the_minibatches_that_are_left() -> None:
+    world = VirtualWorld(Cluster(2, ConstantSeconds(0.1), faults=(Stop(1, 0.15, 5.0),), lease_seconds=1.0))
+    assert world.run(three_claims) == [0, 1]
+    assert world.killed == []
+
+
+def test_a_suspended_learner_goes_on_if_all_others_were_killed() -> None:
+    faults = (Stop(1, 0.15, 5.0), Kill(0, 0.2))
+    world = VirtualWorld(Cluster(2, ConstantSeconds(0.1), faults=faults, lease_seconds=1.0))
+
+    async def program(seat: Seat) -> int:
+        for _ in range(3):
+            await seat.work(lambda: None)
+        return seat.rank
+
+    assert world.run(program) == [1]
+    assert world.killed == [0]
 
 
 def test_awaiting_inside_no_grad_is_refused() -> None:

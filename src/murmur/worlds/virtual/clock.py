@@ -20,6 +20,10 @@ import torch
 
 T = TypeVar("T")
 STILL_EVENTS = 200_000  # number of events at one moment that counts as a livelock
+# Number of polls that fire in a row, while no other event lies ahead, that counts as a livelock. A gradient, a message
+# under way, a lease or a suspended learner is such an event, however late it comes. Without one only a loop with a time
+# limit can go on, and the longest of them lasts 60 s: 240 polls of each learner.
+IDLE_POLLS = 100_000
 TICKS_PER_SECOND = 2.0**32  # a power of two: a number of ticks is exact as a number of seconds
 TICK_SECONDS = 1 / TICKS_PER_SECOND
 
@@ -32,7 +36,7 @@ class Deadlock(RuntimeError):
 
 
 class Livelock(RuntimeError):
-    """Events go on without end at one moment."""
+    """Events go on without end, at one moment or as polls alone."""
 
 
 class Event(Generic[T]):
@@ -139,7 +143,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.notes: list[str] = []  # further lines of a report, after the waiting tasks
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], None], bool]] = []  # moment, order, act, whether it is a poll
         self._ready: deque[tuple[int, Callable[[], None]]] = deque()  # events at this moment, which need no sorting
         self._count = 0
         self._dropped = 0
@@ -147,15 +151,21 @@ class Clock:
         self._paused_until: dict[int, float] = {}
         self._failure: Exception | None = None
 
-    def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` after `seconds`, rounded to ticks; equal times keep their order."""
+    def after(self, seconds: float, act: Callable[[], None], poll: bool = False) -> None:
+        """Call `act` after `seconds`, rounded to ticks; equal times keep their order.
+
+        Args:
+            seconds: Seconds from now.
+            act: What happens then.
+            poll: True if nothing happens then but that a task looks again whether it can go on.
+        """
         if not 0 <= seconds < LONGEST_SECONDS:
             raise ValueError(f"an event must lie between now and {LONGEST_SECONDS:g} s from now: {seconds} s")
         ticks = round(seconds * TICKS_PER_SECOND)
         if ticks == 0:
             self.now_do(act)
             return
-        heapq.heappush(self._queue, (self.now + ticks * TICK_SECONDS, self._count, act))
+        heapq.heappush(self._queue, (self.now + ticks * TICK_SECONDS, self._count, act, poll))
         self._count += 1
 
     def now_do(self, act: Callable[[], None]) -> None:
@@ -172,10 +182,10 @@ class Clock:
         """Create an event."""
         return Event(self, what)
 
-    def sleep(self, seconds: float, what: str) -> Event[None]:
-        """Create an event that fires after `seconds`."""
+    def sleep(self, seconds: float, what: str, poll: bool = False) -> Event[None]:
+        """Create an event that fires after `seconds`; `poll` as for `after`."""
         event: Event[None] = Event(self, what)
-        self.after(seconds, event.fire)
+        self.after(seconds, event.fire, poll)
         return event
 
     def start(self, coroutine: Coroutine[Any, Any, T], what: str, owner: int) -> ClockTask[T]:
@@ -217,25 +227,39 @@ class Clock:
 
         Raises:
             Deadlock: Tasks wait, but no event is left.
-            Livelock: Too many events happen at one moment.
+            Livelock: Too many events happen at one moment, or too many polls in a row.
             Exception: The error given to `abort`.
         """
-        queue, ready, tasks, still = self._queue, self._ready, self._tasks, 0
+        queue, ready, tasks, still, polls = self._queue, self._ready, self._tasks, 0, 0
         while tasks:
             if ready and not (queue and queue[0][0] <= self.now and queue[0][1] < ready[0][0]):
                 act = ready.popleft()[1]
                 still += 1
             elif queue:
-                at, _, act = heapq.heappop(queue)
+                at, _, act, poll = heapq.heappop(queue)
                 still = 0 if at > self.now else still + 1
+                polls = polls + 1 if poll else 0
                 self.now = at
             else:
                 raise Deadlock(self._report(f"virtual cluster is stuck at t={self.now:.3f}s"))
             if still > STILL_EVENTS:
                 raise Livelock(self._report(f"{STILL_EVENTS} events without time passing at t={self.now:.3f}s"))
+            if polls > IDLE_POLLS:
+                self._check_ahead()
+                polls = 0
             act()
             if self._failure is not None:
                 raise self._failure
+
+    def _check_ahead(self) -> None:
+        """Check that some event that is no poll lies ahead.
+
+        Raises:
+            Livelock: None does.
+        """
+        if not self._ready and all(poll for *_, poll in self._queue):
+            what = f"learners wait without end: {IDLE_POLLS} polls and no other event up to t={self.now:.3f}s"
+            raise Livelock(self._report(what))
 
     def close(self) -> None:
         """Drop all tasks that have not ended (after an error)."""

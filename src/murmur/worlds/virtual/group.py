@@ -99,6 +99,14 @@ class VirtualHub:
         self.gone: dict[int, int] = {}  # learners that take part in no further collective, by rank
         self.once = False  # true for a group that never meets again after a loss: its members form another one
         self.dead: set[int] = set()  # learners of the world that are dead, or considered so
+        self.left: set[int] = set()  # learners of the world that have ended in order; its parts share it
+        self.under_way: dict[tuple[int, int], int] = defaultdict(int)  # messages posted and not delivered, by ranks
+
+    def part(self, name: str, members: Sequence[int]) -> VirtualHub:
+        """Return the hub of a new sub-group."""
+        part = VirtualHub(self.clock, self.network, name, members)
+        part.left = self.left
+        return part
 
     def meeting(self, verb: str, number: int) -> Meeting:
         """Return the meeting for the number-th call of a verb; it is forgotten when all members have joined it."""
@@ -133,12 +141,15 @@ class VirtualHub:
 
     def deliver(self, to: int, tag: str, message: Message) -> None:
         """Deliver a message."""
+        self.under_way[message.source, to] -= 1
         self.inboxes[to][tag].append(message)
         for waiting in list(self.receivers[to]):
             found = self.take(to, waiting[1], waiting[0])
             if found is not None:
                 self.receivers[to].remove(waiting)
                 waiting[2].fire(found)
+        if self.members[message.source] in self.left:
+            self._end_waits(message.source, to)
 
     def take(self, rank: int, source: int | None, tag: str) -> Message | None:
         """Return the oldest message under a tag, if any."""
@@ -168,6 +179,33 @@ class VirtualHub:
                 receivers[:] = [w for w in receivers if not w[2].fired]
             for part in self.parts.values():
                 part.lose(learner)
+
+    def leave(self, learner: int) -> None:
+        """Let a learner of the world end in order: waits for it alone fail once its last message has arrived."""
+        self.everywhere(learner, MembershipTable.leave)
+        self.left.add(learner)
+        self.end_waits_for(learner)
+
+    def end_waits_for(self, learner: int) -> None:
+        """Let waits for a learner fail to which nothing can come from it any more, here and in all parts."""
+        if learner in self.members:
+            for to in range(len(self.members)):
+                self._end_waits(self.members.index(learner), to)
+        for part in self.parts.values():
+            part.end_waits_for(learner)
+
+    def _end_waits(self, rank: int, to: int) -> None:
+        if self.is_silent(rank, to):
+            ended = [waiting for waiting in self.receivers[to] if waiting[1] == rank]
+            self.receivers[to] = [waiting for waiting in self.receivers[to] if waiting[1] != rank]
+            for waiting in ended:
+                waiting[2].fire(error=self.silence_of(rank))
+
+    def is_silent(self, rank: int, to: int) -> bool:
+        """True if no further message from a member can come to another one, for it is lost or has ended."""
+        if self.members[rank] in self.left:
+            return self.under_way[rank, to] == 0
+        return rank in self.table.lost and rank not in self.table.view.incarnations
 
     def quit(self, rank: int) -> None:
         """Take a member out of all further collectives; waits for it there fail."""
@@ -275,6 +313,7 @@ class VirtualGroup(Group):
 
     def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         hub, message = self.hub, Message(x.clone(), self.rank, tuple(header))
+        hub.under_way[self.rank, to] += 1
         hub.network.send(
             hub.members[self.rank],
             hub.members[to],
@@ -298,8 +337,7 @@ class VirtualGroup(Group):
         found = hub.take(self.rank, source, tag)
         if found is not None:
             return found
-        lost = source in hub.table.lost and source not in hub.table.view.incarnations
-        if source is not None and lost:  # a learner that has ended in order may have left messages under way
+        if source is not None and hub.is_silent(source, self.rank):
             raise hub.silence_of(source)
         event: Event[Message | None] = clock.event(self._awaited.get((tag, source)) or self._name_of(tag, source))
         waiting = (tag, source, event)
@@ -316,7 +354,7 @@ class VirtualGroup(Group):
             alarm.waiting = waiting
             return
         self._alarm = alarm = Alarm(at, waiting)
-        self.hub.clock.after(seconds, partial(self._ring, alarm))
+        self.hub.clock.after(seconds, partial(self._ring, alarm), poll=True)
 
     def _ring(self, alarm: Alarm) -> None:
         if self._alarm is alarm:
@@ -350,14 +388,14 @@ class VirtualGroup(Group):
                 name = f"{self.name}/{self._calls['split']}.{number}"
                 if name not in self.hub.parts:
                     members = [self.hub.members[r] for r in part]
-                    self.hub.parts[name] = VirtualHub(self.hub.clock, self.hub.network, name, members)
+                    self.hub.parts[name] = self.hub.part(name, members)
                 return VirtualGroup(self.hub.parts[name], list(part).index(self.rank), self.trace)
         return None
 
     def among(self, ranks: Sequence[int], name: str) -> VirtualGroup:
         members = [self.hub.members[r] for r in ranks]
         if name not in self.hub.parts:
-            part = self.hub.parts[name] = VirtualHub(self.hub.clock, self.hub.network, f"{self.name} {name}", members)
+            part = self.hub.parts[name] = self.hub.part(f"{self.name} {name}", members)
             part.once = True
             for learner in self.hub.dead & set(members):
                 part.forget(learner)

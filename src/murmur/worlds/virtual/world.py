@@ -67,7 +67,7 @@ class VirtualSeat(Seat):
         self._network.whole, self._network.element_bytes = weights.layout.numel, weights.layout.dtype.itemsize
 
     async def sleep(self, seconds: float) -> None:
-        await self.clock.sleep(seconds, f"{seconds:.3g} s to pass")
+        await self.clock.sleep(seconds, f"{seconds:.3g} s to pass", poll=True)
 
     def spawn(self, activity: Coroutine[Any, Any, T], what: str) -> Awaitable[T]:
         task = self.clock.start(activity, what, self.rank)
@@ -174,13 +174,15 @@ class _Run(Generic[T]):
         except Exception as error:
             self.clock.abort(error)  # the others would wait for this learner for ever
             raise
-        self.hub.everywhere(seat.rank, MembershipTable.leave)
+        self.hub.leave(seat.rank)
+        self.clock.after(0.0, partial(self.clock.kill, seat.rank))  # activities that are left end with the process
         return value
 
     def happen(self, fault: Kill | Stop | Rejoin) -> None:
         """Apply a fault now."""
-        if self.mains[fault.learner].fired:
-            return  # it has ended already
+        main = self.mains[fault.learner]
+        if main.fired or (main.dead and not isinstance(fault, Rejoin)):
+            return  # it has ended already, or no process is there to kill or to suspend
         lease = self.world.cluster.lease_seconds
         if isinstance(fault, Kill):
             self.world.killed.append(fault.learner)
@@ -206,10 +208,10 @@ class _Run(Generic[T]):
         """True if a learner did not reach the end of the run."""
         return rank in self.world.killed or isinstance(self.mains[rank].failed(), PeerLost)
 
-    def _crash(self, learner: int, error: PeerLost) -> None:
-        """End a learner whose program fails after the loss of another one; the others may go on without both."""
+    def _crash(self, learner: int, why: PeerLost | str) -> None:
+        """End a learner that cannot go on after a loss, its own or of another one; the others may go on."""
         self.world.killed.append(learner)
-        self.clock.notes.append(f"learner {learner} gave up at t={self.clock.now:.3f}s: {error}")
+        self.clock.notes.append(f"learner {learner} gave up at t={self.clock.now:.3f}s: {why}")
         self.clock.kill(learner)
         self.hub.forget(learner)
         self.clock.after(self.world.cluster.lease_seconds, partial(self._expire, learner, self.mains[learner]))
@@ -220,6 +222,15 @@ class _Run(Generic[T]):
             self.hub.lose(learner)
 
     def _return(self, learner: int) -> None:
-        if not self.mains[learner].dead and not self.mains[learner].fired:
-            self.hub.dead.discard(learner)
-            self.hub.everywhere(learner, MembershipTable.join)
+        """Take a suspended learner in again whose lease has ended, unless the others have ended the run without it.
+
+        It goes on alone if minibatches are left, as those of its own share are.
+        """
+        if self.mains[learner].dead or self.mains[learner].fired:
+            return
+        others = [main for rank, main in self.mains.items() if rank != learner and not self.is_lost(rank)]
+        if others and all(main.fired for main in others) and self.hub.table.spent:
+            self._crash(learner, "the others had ended the run before it came back")
+            return
+        self.hub.dead.discard(learner)
+        self.hub.everywhere(learner, MembershipTable.join)
