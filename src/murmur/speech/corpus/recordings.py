@@ -16,6 +16,7 @@ import soxr
 
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.cut_short import is_cut_short, lacks
+from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.corpus.sphere import MAGIC, REMEDY, is_shortened
 
 HEADERS = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3", b"caff", b".snd", MAGIC)
@@ -77,7 +78,7 @@ def read_channels(path: Path, rate_hz: int, channels: Channels) -> list[Recordin
     """The channels of a file, averaged or each; raises the errors of `read_recording`."""
     if not path.is_file():
         raise CorpusError(f"{path} is not a file" if path.exists() else f"{path}: there is no such file")
-    return _read(str(path), str(path), rate_hz, channels)
+    return _read(path, str(path), rate_hz, channels)
 
 
 def read_stream(
@@ -104,17 +105,17 @@ def read_stream(
     return [Recording(_resampled(samples_S, raw_hz, rate_hz), rate_hz, raw_hz, 1)]
 
 
-def _read(source: str | io.BytesIO, name: str, rate_hz: int, channels: Channels) -> list[Recording]:
+def _read(source: Path | io.BytesIO, name: str, rate_hz: int, channels: Channels) -> list[Recording]:
     try:
-        with soundfile.SoundFile(source) as file:
+        with open_sound(source) as file:
             # The header of a WAV written to a pipe declares no end, so only files can be found cut short.
             samples_SC, native_hz = file.read(dtype="float32", always_2d=True), file.samplerate
-            if isinstance(source, str) and (
-                is_cut_short(Path(source), file) or lacks(file.frames, len(samples_SC), native_hz)
+            if isinstance(source, Path) and (
+                is_cut_short(source, file) or lacks(file.frames, len(samples_SC), native_hz)
             ):
                 raise CorpusError(f"{name} is shorter than its header says: it is cut short, copy it again")
     except (soundfile.SoundFileError, OSError) as error:
-        if isinstance(source, str) and is_shortened(Path(source)):
+        if isinstance(source, Path) and is_shortened(source):
             raise CorpusError(f"{name} cannot be read: {REMEDY}, and convert it") from error
         raise CorpusError(f"{name} cannot be read as audio ({error}): is it damaged, or not an audio file?") from error
     if not np.isfinite(samples_SC).all():

@@ -27,6 +27,7 @@ from torch import nn
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
 from murmur.speech.corpus.cut_short import is_cut_short, lacks
 from murmur.speech.corpus.file_errors import making_sense_of
+from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.corpus.sphere import REMEDY, is_shortened
 from murmur.speech.features.cepstral_warp import MelCepstra, at_speed
 
@@ -222,7 +223,7 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
     """
     source = _output_of(audio.command) if audio.command else audio.path
     try:
-        with soundfile.SoundFile(source) as file:
+        with open_sound(source) as file:
             if file.samplerate != rate_hz:
                 raise CorpusError(f"{audio.path} is at {file.samplerate} Hz, not {rate_hz}: resample it or set rate_hz")
             if audio.command is None and is_cut_short(audio.path, file):
@@ -275,7 +276,8 @@ def sample_rate_hz(corpus: Corpus) -> int:
     if audio is None:
         raise CorpusError("the first utterance has no audio to take the sample rate from: set rate_hz yourself")
     try:
-        return int(soundfile.info(_output_of(audio.command) if audio.command else audio.path).samplerate)
+        with open_sound(_output_of(audio.command) if audio.command else audio.path) as file:
+            return int(file.samplerate)
     except (soundfile.SoundFileError, OSError) as error:
         raise _unreadable(audio, error) from error
 
