@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import soundfile
@@ -18,6 +19,7 @@ def open_sound(source: Path | io.BytesIO) -> soundfile.SoundFile:
         OSError: the system cannot.
     """
     try:
-        return soundfile.SoundFile(source)
+        # Bytes, since soundfile encodes text as strict UTF-8, and names of files may be any bytes.
+        return soundfile.SoundFile(os.fsencode(source) if isinstance(source, Path) else source)
     except TypeError as error:  # soundfile asks for the rate of each file whose name ends in .raw
         raise soundfile.SoundFileRuntimeError(NO_HEADER) from error

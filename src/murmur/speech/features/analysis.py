@@ -192,6 +192,7 @@ def _power(spectrum_NTB: torch.Tensor) -> torch.Tensor:
 class RecordedAudio:
     """An open file and the stretch of one channel that is an utterance: `samples` samples from `first` on."""
 
+    path: Path
     file: soundfile.SoundFile
     first: int
     samples: int
@@ -208,7 +209,7 @@ class RecordedAudio:
         if lacks(last - first, len(samples_SC), self.file.samplerate):
             end = (self.first + first + len(samples_SC)) / self.file.samplerate
             raise CorpusError(
-                f"{self.file.name} ends at {end:.3f} s, before its header says: it is cut short, copy it again"
+                f"{self.path} ends at {end:.3f} s, before its header says: it is cut short, copy it again"
             )
         return np.ascontiguousarray(samples_SC[:, self.channel])
 
@@ -236,7 +237,7 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
             # Times rounded to centiseconds may pass the end a little; Kaldi allows half a second too.
             if first >= file.frames or last > file.frames + rate_hz // 2:
                 raise CorpusError(f"{audio.path} ends at {file.frames / rate_hz:.3f} s, before {last / rate_hz:.3f} s")
-            yield RecordedAudio(file, first, min(last, file.frames) - first, channel)
+            yield RecordedAudio(audio.path, file, first, min(last, file.frames) - first, channel)
     except (soundfile.SoundFileError, OSError) as error:
         raise _unreadable(audio, error) from error
 
