@@ -16,6 +16,7 @@ import soxr
 
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.cut_short import is_cut_short, lacks
+from murmur.speech.corpus.mp3 import begins_as_mp3
 from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.corpus.sphere import MAGIC, REMEDY, is_shortened
 
@@ -93,7 +94,7 @@ def read_stream(
     Raises:
         CorpusError: the stream is empty, has neither header nor rate, ends in half a sample, or as in `read_recording`.
     """
-    if content.startswith(HEADERS):
+    if content.startswith(HEADERS) or begins_as_mp3(content):
         return _read(io.BytesIO(content), name, rate_hz, channels)
     if not content:
         raise CorpusError(f"{name} is empty: has the program before the pipe failed?")
