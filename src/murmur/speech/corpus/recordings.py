@@ -15,7 +15,7 @@ import soundfile
 import soxr
 
 from murmur.speech.corpus.corpus import CorpusError
-from murmur.speech.corpus.cut_short import is_cut_short, lacks
+from murmur.speech.corpus.cut_short import CUT_SHORT, fault_of, lacks
 from murmur.speech.corpus.mp3 import begins_as_mp3
 from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.corpus.sphere import MAGIC, REMEDY, is_shortened
@@ -110,11 +110,13 @@ def _read(source: Path | io.BytesIO, name: str, rate_hz: int, channels: Channels
     try:
         with open_sound(source) as file:
             # The header of a WAV written to a pipe declares no end, so only files can be found cut short.
+            path = source if isinstance(source, Path) else None
             samples_SC, native_hz = file.read(dtype="float32", always_2d=True), file.samplerate
-            if isinstance(source, Path) and (
-                is_cut_short(source, file) or lacks(file.frames, len(samples_SC), native_hz)
-            ):
-                raise CorpusError(f"{name} is shorter than its header says: it is cut short, copy it again")
+            fault = fault_of(file, path)
+            if fault is None and path is not None and lacks(file.frames, len(samples_SC), native_hz):
+                fault = CUT_SHORT
+            if fault is not None:
+                raise CorpusError(f"{name} {fault}")
     except (soundfile.SoundFileError, OSError) as error:
         if isinstance(source, Path) and is_shortened(source):
             raise CorpusError(f"{name} cannot be read: {REMEDY}, and convert it") from error

@@ -25,7 +25,7 @@ from lhotse.features.kaldi.layers import Wav2LogFilterBank, Wav2MFCC
 from torch import nn
 
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
-from murmur.speech.corpus.cut_short import is_cut_short, lacks
+from murmur.speech.corpus.cut_short import fault_of, lacks
 from murmur.speech.corpus.file_errors import making_sense_of
 from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.corpus.sphere import REMEDY, is_shortened
@@ -227,8 +227,9 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
         with open_sound(source) as file:
             if file.samplerate != rate_hz:
                 raise CorpusError(f"{audio.path} is at {file.samplerate} Hz, not {rate_hz}: resample it or set rate_hz")
-            if audio.command is None and is_cut_short(audio.path, file):
-                raise CorpusError(f"{audio.path} is shorter than its header says: it is cut short, copy it again")
+            fault = fault_of(file, audio.path if audio.command is None else None)
+            if fault is not None:
+                raise CorpusError(f"{audio.path} {fault}")
             channel = _channel(audio, file.channels)
             if audio.command is None and file.frames == 0:
                 raise CorpusError(f"{audio.path} has a length of 0 s: record it again, or leave it out")
