@@ -6,6 +6,7 @@ import gzip
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,26 @@ def test_a_stop_leaves_no_partial_file(text: Path, tmp_path: Path, monkeypatch: 
     with pytest.raises(Stopped):
         write(KneserNey(2).train(SENTENCES).model, out)
     assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_out_may_be_a_fifo_or_a_link(text: Path, tmp_path: Path, kind: str) -> None:
+    run("train", text, "--order", 1, "--out", tmp_path / "file")
+    out, got = tmp_path / kind, list[bytes]()
+    if kind == "fifo":
+        os.mkfifo(out)
+    else:
+        (tmp_path / "far").write_bytes(b"old")
+        out.symlink_to("far")
+    reader = threading.Thread(target=lambda: got.append(out.read_bytes()), daemon=True)
+    if kind == "fifo":
+        reader.start()
+    code, said = run("train", text, "--order", 1, "--out", out)
+    assert code == 0, said
+    assert out.is_fifo() if kind == "fifo" else out.is_symlink()
+    if kind == "fifo":
+        reader.join(20)
+    assert (got[0] if kind == "fifo" else (tmp_path / "far").read_bytes()) == (tmp_path / "file").read_bytes()
 
 
 def test_transcripts_of_a_data_directory_and_vocabularies(tmp_path: Path) -> None:

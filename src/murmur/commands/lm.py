@@ -138,7 +138,7 @@ def numbers(text: str | None) -> tuple[int, ...]:
 
 
 def write(model: NgramModel, out: Path) -> None:
-    """Write a model under another name first, so that `out` is complete at any time."""
+    """Write a model under another name first, so that `out` is complete at any time; a FIFO or a device is kept."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with in_place_of(out, ".gz" if out.suffix == ".gz" else "") as beside:  # the suffix decides on compression
         write_arpa(model, beside)

@@ -19,6 +19,9 @@ def name_beside(path: Path, suffix: str = "") -> Path:
 def in_place_of(path: Path, suffix: str = "") -> Iterator[Path]:
     """Provide the name to write a file to, which replaces `path` at the end of the block and is removed after an error.
 
+    A symbolic link stays: the file that it names is replaced. A FIFO or a device is written itself, since no file may
+    take its place.
+
     Args:
         path: File to write.
         suffix: Suffix of the temporary name, for writers to which it matters.
@@ -26,6 +29,10 @@ def in_place_of(path: Path, suffix: str = "") -> Iterator[Path]:
     Raises:
         OSError: The file cannot be renamed.
     """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = Path(os.path.realpath(path))
     beside = name_beside(path, suffix)
     try:
         yield beside
