@@ -40,7 +40,10 @@ Cutoffs = Annotated[
 ]
 Unknown = Annotated[
     str | None,
-    typer.Option(help="Word for everything outside the vocabulary, <unk> or <UNK>; '' for a closed vocabulary."),
+    typer.Option(
+        help="Word for everything outside the vocabulary, <unk> or <UNK>, and for the other one in TEXT; '' for a"
+        " closed vocabulary."
+    ),
 ]
 Out = Annotated[Path, typer.Option(help="ARPA file to write; compressed if its name ends in .gz.")]
 
