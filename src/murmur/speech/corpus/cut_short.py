@@ -31,7 +31,7 @@ TOLERANCE_SECONDS = 0.1  # by which the length that a compressed file declares m
 
 
 def fault_of(file: soundfile.SoundFile, path: Path | None) -> str | None:
-    """What is wrong with the length of an open file, for a message that begins with its name; None if nothing is.
+    """The fault of the length of an open file, for a message that begins with its name; None if there is none.
 
     Args:
         file: the open file.
