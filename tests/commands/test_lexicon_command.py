@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,12 @@ def test_a_text_is_not_overwritten(tmp_path: Path) -> None:
     assert code == 1
     assert "is read too and would be overwritten" in said
     assert (tmp_path / "lexicon.txt").read_text() == "one two\n"
+
+
+def test_refused_words_count_in_any_unicode_form(tmp_path: Path) -> None:
+    (tmp_path / "cmudict.dict").write_text(CMUDICT, encoding="utf-8")
+    for form in ("NFC", "NFD"):
+        (tmp_path / "text").write_text(unicodedata.normalize(form, "the caf\u00e9 the caf\u00e9\n"), encoding="utf-8")
+        code, said = run(tmp_path / "text", "--base", tmp_path / "cmudict.dict", "--out", tmp_path / form)
+        assert code == 0, said
+        assert "1 refused, 50.00 % of the running words" in said

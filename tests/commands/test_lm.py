@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import gzip
+import os
+import re
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
+from murmur.core.stop_signals import Stopped
 
 pytest.importorskip("kaldialign", reason="the speech libraries are not installed (pip install murmur[speech])")
 
+from murmur.commands.lm import write
 from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune
 from murmur.speech.language_model.kneser_ney import KneserNey
-from murmur.speech.language_model.ngram import perplexity
+from murmur.speech.language_model.ngram import NgramModel, perplexity
 
 SENTENCES = [f"{a} {b} {c}" for a in "ABCD" for b in "xyxyz" for c in ("one", "two", "one")]
 
@@ -50,6 +56,40 @@ def test_train_prune_perplexity(text: Path, tmp_path: Path) -> None:
     code, said = run("perplexity", tmp_path / "small.arpa", text)
     assert code == 0
     assert str(perplexity(small, SENTENCES)) in said
+
+
+@pytest.mark.parametrize("name", ["lm.arpa", "lm.arpa.gz"])
+def test_a_stop_leaves_no_partial_file(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def stopped(model: NgramModel, path: Path) -> None:
+        write_arpa(model, path)
+        assert os.getpid() in map(int, re.findall(r"[0-9]+", path.name))  # else two programs write the same file
+        raise Stopped(signal.SIGTERM)
+
+    out = tmp_path / "new" / name
+    monkeypatch.setattr("murmur.commands.lm.write_arpa", stopped)
+    with pytest.raises(Stopped):
+        write(KneserNey(2).train(SENTENCES).model, out)
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_out_may_be_a_fifo_or_a_link(text: Path, tmp_path: Path, kind: str) -> None:
+    run("train", text, "--order", 1, "--out", tmp_path / "file")
+    out, got = tmp_path / kind, list[bytes]()
+    if kind == "fifo":
+        os.mkfifo(out)
+    else:
+        (tmp_path / "far").write_bytes(b"old")
+        out.symlink_to("far")
+    reader = threading.Thread(target=lambda: got.append(out.read_bytes()), daemon=True)
+    if kind == "fifo":
+        reader.start()
+    code, said = run("train", text, "--order", 1, "--out", out)
+    assert code == 0, said
+    assert out.is_fifo() if kind == "fifo" else out.is_symlink()
+    if kind == "fifo":
+        reader.join(20)
+    assert (got[0] if kind == "fifo" else (tmp_path / "far").read_bytes()) == (tmp_path / "file").read_bytes()
 
 
 def test_transcripts_of_a_data_directory_and_vocabularies(tmp_path: Path) -> None:

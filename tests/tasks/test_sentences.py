@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from murmur.core.errors import SettingError
-from murmur.tasks.sentences import check_text, sentences_of
+from murmur.tasks.sentences import check_text, sentences_of, text_lines
 
 
 def test_a_folder_gives_its_text_files_in_order_and_a_data_directory_its_transcripts(tmp_path: Path) -> None:
@@ -51,3 +51,15 @@ def test_a_damaged_text_is_named(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(SettingError, match=f"{name} is damaged"):
             sentences_of([tmp_path / name])
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    for content, wanted in (
+        ("a\fb\x0bc\x1cd\x85e\u2028f\u2029g\nh\r\n\ni", ["a\fb\x0bc\x1cd\x85e\u2028f\u2029g", "h", "", "i"]),
+        ("a\n", ["a"]),
+        ("", []),
+        ("\n\n", ["", ""]),
+    ):
+        path.write_bytes(content.encode())
+        assert text_lines(path) == wanted

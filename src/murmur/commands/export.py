@@ -100,7 +100,7 @@ def export(
     folder_to_write(out, "--out")
     check_place(out, force)
     given = {"acoustic_scale": scale, "insertion_penalty": penalty}
-    with locked(beside(out)):
+    with locked(beside(out.resolve())):
         request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
         run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
         search, options = run.searched(request)

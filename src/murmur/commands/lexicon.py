@@ -12,6 +12,7 @@ from murmur.commands.options import WritingRule
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write, not_an_input
 from murmur.speech.corpus.synth import check_installed
+from murmur.speech.language_model.kneser_ney import words_of
 from murmur.speech.lexicon.lexicon import read_lexicon, without_stress
 from murmur.speech.lexicon.pronounce import LEXICON, ORIGINS, REFUSED, Completed, complete, is_as_written
 from murmur.speech.lexicon.spelling import Digits
@@ -104,7 +105,7 @@ def lexicon(
     entries = [] if base is None else read_lexicon(base)
     if stress == "drop":
         entries = without_stress(entries)
-    counts = Counter(word for sentence in sentences_of(text, writing) for word in sentence.split())
+    counts = Counter(word for sentence in sentences_of(text, writing) for word in words_of(sentence))
     words = [*counts, *(word for word, _ in entries)] if whole else list(counts)
     found = complete(words, entries, guesser(guess, entries, digits, voice, phone_map))
     if not found.origins:

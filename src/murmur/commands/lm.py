@@ -10,6 +10,7 @@ import typer
 from murmur.commands.options import WritingRule
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
+from murmur.core.whole_files import in_place_of
 from murmur.run.timed import timed
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune
@@ -39,7 +40,10 @@ Cutoffs = Annotated[
 ]
 Unknown = Annotated[
     str | None,
-    typer.Option(help="Word for everything outside the vocabulary, <unk> or <UNK>; '' for a closed vocabulary."),
+    typer.Option(
+        help="Word for everything outside the vocabulary, <unk> or <UNK>, and for the other one in TEXT; '' for a"
+        " closed vocabulary."
+    ),
 ]
 Out = Annotated[Path, typer.Option(help="ARPA file to write; compressed if its name ends in .gz.")]
 
@@ -137,11 +141,10 @@ def numbers(text: str | None) -> tuple[int, ...]:
 
 
 def write(model: NgramModel, out: Path) -> None:
-    """Write a model under another name first, so that `out` is complete at any time."""
+    """Write a model under another name first, so that `out` is complete at any time; a FIFO or a device is kept."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f".unfinished-{out.name}")  # the same suffix as `out`: it decides on compression
-    write_arpa(model, beside)
-    beside.replace(out)
+    with in_place_of(out, ".gz" if out.suffix == ".gz" else "") as beside:  # the suffix decides on compression
+        write_arpa(model, beside)
 
 
 def summary(model: NgramModel) -> str:

@@ -41,14 +41,17 @@ def folder_to_write(folder: Path, option: str, needed_bytes: float = LEAST_BYTES
 
 
 def file_to_write(path: Path, option: str) -> None:
-    """Check that a file can be written.
+    """Check that a file, or a FIFO or a device, can be written.
 
     Raises:
         SettingError: As for `folder_to_write`, or a folder is in the way.
     """
     if path.is_dir():
         raise SettingError(f"{option} {path} is a folder: give the name of a file")
-    folder_to_write(path.parent, option)
+    if not path.exists() or path.is_file():
+        folder_to_write(Path(os.path.realpath(path)).parent, option)  # of the file that a link names
+    elif not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise SettingError(f"{option} {path}: you may not write to it: choose another {option}")
 
 
 def not_an_input(path: Path, option: str, inputs: Iterable[Path]) -> None:

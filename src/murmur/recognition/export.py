@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -272,8 +273,10 @@ def check_place(out: Path, force: bool) -> None:
     """Check that the folder is new or empty, or with `force` holds an earlier export.
 
     Raises:
-        SettingError: the folder holds an export or other files; describes them.
+        SettingError: the folder is a mount point, or holds an export or other files; describes them.
     """
+    if os.path.ismount(out.resolve()):
+        raise SettingError(f"{out} is a mount point, which cannot be replaced: name a folder in it")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not is_export(out):

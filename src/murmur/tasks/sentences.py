@@ -66,7 +66,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def text_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file, unpacked if its name ends in .gz.
+    """Return the lines of a UTF-8 file, unpacked if its name ends in .gz; a line ends at LF or CR LF.
 
     Raises:
         SettingError: the file is missing, damaged or not UTF-8.
@@ -75,7 +75,8 @@ def text_lines(path: Path) -> list[str]:
         raise SettingError(f"there is no file {path}")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return raw.decode("utf-8-sig").splitlines()
+        lines = raw.decode("utf-8-sig").split("\n")  # str.splitlines also cuts at form feeds and U+2028
+        return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise SettingError(f"{path} is damaged: {error}") from error
     except UnicodeDecodeError as error:

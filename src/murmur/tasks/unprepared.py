@@ -16,6 +16,7 @@ from murmur.engine.task import Unmade
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus, Utterance
 from murmur.speech.corpus.digits import Digits
+from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.features.analysis import Front
 from murmur.speech.features.shards import missing_share
 from murmur.speech.hmm.em_loop import EmConfig
@@ -50,7 +51,8 @@ def _seconds(utterance: Utterance) -> float | None:
     if audio.end_seconds is not None:
         return audio.end_seconds - audio.start_seconds
     try:
-        return float(soundfile.info(audio.path).duration) - audio.start_seconds
+        with open_sound(audio.path) as file:
+            return float(file.frames / file.samplerate) - audio.start_seconds
     except (soundfile.SoundFileError, OSError):
         return None  # preparation will report it
 

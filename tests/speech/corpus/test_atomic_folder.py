@@ -98,3 +98,21 @@ def test_of_two_writers_one_stays_whole(tmp_path, monkeypatch):
     thread.join(20)
     assert (tmp_path / "out" / "text").read_text() == "slow"
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+def test_a_link_stays_and_its_folder_is_replaced(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(Path("far") / "out")
+    for text in ("old", "new"):
+        write(tmp_path / "link", text)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "far" / "out" / "text").read_text() == text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["far", "link"]
+    assert [path.name for path in (tmp_path / "far").iterdir()] == ["out"]
+
+
+def test_a_mount_point_is_refused_before_all_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(os.path, "ismount", lambda _: True)
+    with pytest.raises(OSError, match="is a mount point, which cannot be replaced: name a folder in it"):
+        write(tmp_path, "new")
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import soundfile
 
 from murmur.speech.corpus.corpus import Audio, CorpusError
-from murmur.speech.corpus.recordings import read_recording
+from murmur.speech.corpus.recordings import read_recording, read_stream
 from murmur.speech.features.analysis import read_audio
 
 RATE = 16000
@@ -64,3 +65,42 @@ def test_whole_files_with_other_sizes_in_their_headers_are_read(tmp_path, sizes)
     path.write_bytes(changed(path.read_bytes(), *sizes))
     for read in readers():
         np.testing.assert_allclose(read(path), NOISE, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "WAVEX"])
+@pytest.mark.parametrize("riff", [0, 36, 72])
+@pytest.mark.parametrize("samples", [NOISE, np.zeros(RATE, np.float32)])
+def test_samples_after_a_declared_length_of_0_are_named(tmp_path, kind, riff, samples):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, samples, RATE, format=kind, subtype="PCM_16")
+    head, data, rest = path.read_bytes().partition(b"data")
+    path.write_bytes(head[:4] + struct.pack("<I", riff) + head[8:] + data + bytes(4) + rest[4:])
+    for read in (*readers(), lambda path: read_stream(path.read_bytes(), RATE, None)):
+        with pytest.raises(CorpusError, match="declares a length of 0 in its header, and samples follow"):
+            read(path)
+
+
+def test_a_file_without_samples_is_empty_and_not_cut_short(tmp_path):
+    for kind in ("WAV", "WAVEX"):
+        empty = io.BytesIO()
+        soundfile.write(empty, NOISE[:0], RATE, format=kind, subtype="PCM_16")
+        (tmp_path / "a.wav").write_bytes(empty.getvalue())
+        assert read_recording(tmp_path / "a.wav", RATE).seconds == 0
+        assert read_stream(empty.getvalue(), RATE, None)[0].seconds == 0
+
+
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+def test_ogg_without_its_last_page_is_refused(tmp_path, subtype):
+    path = tmp_path / "a.ogg"
+    soundfile.write(path, np.tile(NOISE, 5), RATE, format="OGG", subtype=subtype)
+    content = path.read_bytes()
+    for read in readers():
+        assert len(read(path)) == 5 * RATE
+    for end in (len(content) // 2, content.rfind(b"OggS"), content.rfind(b"OggS") + 20, len(content) - 1):
+        path.write_bytes(content[:end])
+        for read in readers():
+            with pytest.raises(CorpusError, match=r"a\.ogg ends before its last page: it is cut short"):
+                read(path)
+    path.write_bytes(content + b"TAG" + bytes(125))
+    for read in readers():
+        assert len(read(path)) == 5 * RATE

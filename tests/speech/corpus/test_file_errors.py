@@ -175,3 +175,10 @@ def test_a_file_that_a_full_disk_cuts_off_is_named_and_the_old_one_stays(
     assert found.value.errno is not None
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
     assert path.read_text() == "old"
+
+
+def test_a_link_stays_where_text_is_written(tmp_path):
+    (tmp_path / "link").symlink_to("real")
+    write_text_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"

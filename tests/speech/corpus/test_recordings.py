@@ -96,6 +96,27 @@ def test_streams_with_and_without_header():
     assert only(read_stream(raw, 2 * RATE, RATE)).seconds == pytest.approx(0.3, abs=1e-3)
 
 
+@pytest.mark.parametrize("rate_hz", [8000, 11025, 16000, 24000, 32000, 44100, 48000])
+@pytest.mark.parametrize("raw_hz", [None, 8000])
+def test_mp3_without_a_tag_is_known_by_its_frames(rate_hz, raw_hz):
+    wanted = tone(1.0, rate=rate_hz)
+    for mode in ("CONSTANT", "VARIABLE"):
+        mp3 = io.BytesIO()
+        soundfile.write(mp3, wanted, rate_hz, format="MP3", bitrate_mode=mode)
+        content = mp3.getvalue()
+        assert content[0] == 0xFF
+        got = only(read_stream(content, rate_hz, raw_hz))
+        assert got.native_hz == rate_hz
+        assert got.seconds == pytest.approx(1.0, abs=0.1)
+        assert np.abs(got.samples).max() == pytest.approx(0.4, abs=0.1)
+
+
+def test_raw_samples_that_begin_as_mp3_stay_raw():
+    frame = b"\xff\xfb\x90\x00"
+    for raw in (b"\xff" * 4000, frame + bytes(4000), frame * 1000, frame + b"\xff" * 4000, frame):
+        assert len(only(read_stream(raw, RATE, RATE)).samples) == len(raw) // 2
+
+
 def test_what_cannot_be_read_is_said(tmp_path):
     good = tmp_path / "good.flac"
     soundfile.write(good, tone(2.0), RATE)

@@ -240,3 +240,16 @@ def test_real_text_trains_and_predicts():
     train, test = ([line.split(" ", 1)[1] for line in lines[split]] for split in ("train", "test"))
     unigram, trigram = KneserNey(1).train(train).model, KneserNey(3).train(train).model
     assert perplexity(trigram, test).perplexity < 0.9 * perplexity(unigram, test).perplexity
+
+
+@pytest.mark.parametrize(("unknown", "other"), [("<unk>", "<UNK>"), ("<UNK>", "<unk>")])
+@pytest.mark.parametrize("vocabulary", [None, ["a", "b", "<unk>", "<UNK>"]])
+def test_both_names_of_the_unknown_word_are_one(unknown, other, vocabulary):
+    text = [f"a b {other} a", f"b {unknown} a", "a a b"]
+    trained = KneserNey(2, unknown=unknown).train(text, vocabulary)
+    assert trained.model.unknown == unknown
+    assert set(trained.model.words) == {"<s>", "</s>", unknown, "a", "b"}
+    assert trained.unknown_words == 1
+    same = KneserNey(2, unknown=unknown).train([line.replace(other, unknown) for line in text], vocabulary)
+    np.testing.assert_array_equal(trained.model.orders[0].log10_prob, same.model.orders[0].log10_prob)
+    assert perplexity(trained.model, text).unknown_words == 2

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from murmur.core.errors import DamagedCheckpoint, not_written
 from murmur.core.flat import Layout
+from murmur.core.whole_files import name_beside
 
 KEEP = 2  # complete checkpoints: the newest, and one before it in case a file is damaged
 OWN_DIGEST = "facts_digest"
@@ -43,7 +44,7 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: It cannot be written (a full disk, a read-only folder); the old file is unchanged.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = name_beside(path)
     try:
         _make_folder(path.parent)
         with beside.open("wb") as file:

@@ -16,12 +16,15 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     """Provide an empty folder that replaces `out` at the end of the block, or is removed after an error.
 
     If two programs write the same `out`, the folder of the later one stays. Temporary folders of killed programs of
-    this host are removed. A folder that such a program had moved aside without a replacement is moved back.
+    this host are removed. A folder that such a program had moved aside without a replacement is moved back. A symbolic
+    link stays, and the folder that it names is replaced.
 
     Raises:
-        OSError: the folder cannot be made, or cannot replace `out`.
+        OSError: the folder cannot be made, or cannot replace `out`, as at a mount point.
     """
-    out = out.absolute()
+    out = Path(os.path.realpath(out))
+    if os.path.ismount(out):  # the system refuses to rename it, but only after all work
+        raise OSError(errno.EBUSY, "is a mount point, which cannot be replaced: name a folder in it", str(out))
     out.parent.mkdir(parents=True, exist_ok=True)
     _tidy(out)
     new, aside = _beside(out, "new"), _beside(out, "old")

@@ -15,7 +15,9 @@ import soundfile
 import soxr
 
 from murmur.speech.corpus.corpus import CorpusError
-from murmur.speech.corpus.cut_short import is_cut_short, lacks
+from murmur.speech.corpus.cut_short import CUT_SHORT, fault_of, lacks
+from murmur.speech.corpus.mp3 import begins_as_mp3
+from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.corpus.sphere import MAGIC, REMEDY, is_shortened
 
 HEADERS = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3", b"caff", b".snd", MAGIC)
@@ -77,7 +79,7 @@ def read_channels(path: Path, rate_hz: int, channels: Channels) -> list[Recordin
     """The channels of a file, averaged or each; raises the errors of `read_recording`."""
     if not path.is_file():
         raise CorpusError(f"{path} is not a file" if path.exists() else f"{path}: there is no such file")
-    return _read(str(path), str(path), rate_hz, channels)
+    return _read(path, str(path), rate_hz, channels)
 
 
 def read_stream(
@@ -92,7 +94,7 @@ def read_stream(
     Raises:
         CorpusError: the stream is empty, has neither header nor rate, ends in half a sample, or as in `read_recording`.
     """
-    if content.startswith(HEADERS):
+    if content.startswith(HEADERS) or begins_as_mp3(content):
         return _read(io.BytesIO(content), name, rate_hz, channels)
     if not content:
         raise CorpusError(f"{name} is empty: has the program before the pipe failed?")
@@ -104,17 +106,19 @@ def read_stream(
     return [Recording(_resampled(samples_S, raw_hz, rate_hz), rate_hz, raw_hz, 1)]
 
 
-def _read(source: str | io.BytesIO, name: str, rate_hz: int, channels: Channels) -> list[Recording]:
+def _read(source: Path | io.BytesIO, name: str, rate_hz: int, channels: Channels) -> list[Recording]:
     try:
-        with soundfile.SoundFile(source) as file:
+        with open_sound(source) as file:
             # The header of a WAV written to a pipe declares no end, so only files can be found cut short.
+            path = source if isinstance(source, Path) else None
             samples_SC, native_hz = file.read(dtype="float32", always_2d=True), file.samplerate
-            if isinstance(source, str) and (
-                is_cut_short(Path(source), file) or lacks(file.frames, len(samples_SC), native_hz)
-            ):
-                raise CorpusError(f"{name} is shorter than its header says: it is cut short, copy it again")
+            fault = fault_of(file, path)
+            if fault is None and path is not None and lacks(file.frames, len(samples_SC), native_hz):
+                fault = CUT_SHORT
+            if fault is not None:
+                raise CorpusError(f"{name} {fault}")
     except (soundfile.SoundFileError, OSError) as error:
-        if isinstance(source, str) and is_shortened(Path(source)):
+        if isinstance(source, Path) and is_shortened(source):
             raise CorpusError(f"{name} cannot be read: {REMEDY}, and convert it") from error
         raise CorpusError(f"{name} cannot be read as audio ({error}): is it damaged, or not an audio file?") from error
     if not np.isfinite(samples_SC).all():

@@ -25,8 +25,9 @@ from lhotse.features.kaldi.layers import Wav2LogFilterBank, Wav2MFCC
 from torch import nn
 
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
-from murmur.speech.corpus.cut_short import is_cut_short, lacks
+from murmur.speech.corpus.cut_short import fault_of, lacks
 from murmur.speech.corpus.file_errors import making_sense_of
+from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.corpus.sphere import REMEDY, is_shortened
 from murmur.speech.features.cepstral_warp import MelCepstra, at_speed
 
@@ -191,6 +192,7 @@ def _power(spectrum_NTB: torch.Tensor) -> torch.Tensor:
 class RecordedAudio:
     """An open file and the stretch of one channel that is an utterance: `samples` samples from `first` on."""
 
+    path: Path
     file: soundfile.SoundFile
     first: int
     samples: int
@@ -207,7 +209,7 @@ class RecordedAudio:
         if lacks(last - first, len(samples_SC), self.file.samplerate):
             end = (self.first + first + len(samples_SC)) / self.file.samplerate
             raise CorpusError(
-                f"{self.file.name} ends at {end:.3f} s, before its header says: it is cut short, copy it again"
+                f"{self.path} ends at {end:.3f} s, before its header says: it is cut short, copy it again"
             )
         return np.ascontiguousarray(samples_SC[:, self.channel])
 
@@ -222,11 +224,12 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
     """
     source = _output_of(audio.command) if audio.command else audio.path
     try:
-        with soundfile.SoundFile(source) as file:
+        with open_sound(source) as file:
             if file.samplerate != rate_hz:
                 raise CorpusError(f"{audio.path} is at {file.samplerate} Hz, not {rate_hz}: resample it or set rate_hz")
-            if audio.command is None and is_cut_short(audio.path, file):
-                raise CorpusError(f"{audio.path} is shorter than its header says: it is cut short, copy it again")
+            fault = fault_of(file, audio.path if audio.command is None else None)
+            if fault is not None:
+                raise CorpusError(f"{audio.path} {fault}")
             channel = _channel(audio, file.channels)
             if audio.command is None and file.frames == 0:
                 raise CorpusError(f"{audio.path} has a length of 0 s: record it again, or leave it out")
@@ -235,7 +238,7 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
             # Times rounded to centiseconds may pass the end a little; Kaldi allows half a second too.
             if first >= file.frames or last > file.frames + rate_hz // 2:
                 raise CorpusError(f"{audio.path} ends at {file.frames / rate_hz:.3f} s, before {last / rate_hz:.3f} s")
-            yield RecordedAudio(file, first, min(last, file.frames) - first, channel)
+            yield RecordedAudio(audio.path, file, first, min(last, file.frames) - first, channel)
     except (soundfile.SoundFileError, OSError) as error:
         raise _unreadable(audio, error) from error
 
@@ -275,7 +278,8 @@ def sample_rate_hz(corpus: Corpus) -> int:
     if audio is None:
         raise CorpusError("the first utterance has no audio to take the sample rate from: set rate_hz yourself")
     try:
-        return int(soundfile.info(_output_of(audio.command) if audio.command else audio.path).samplerate)
+        with open_sound(_output_of(audio.command) if audio.command else audio.path) as file:
+            return int(file.samplerate)
     except (soundfile.SoundFileError, OSError) as error:
         raise _unreadable(audio, error) from error
 

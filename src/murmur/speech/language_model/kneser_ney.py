@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from murmur.speech.language_model.ngram import END, START, Grams, NgramModel
+from murmur.speech.language_model.ngram import END, START, UNKNOWN_NAMES, Grams, NgramModel
 
 UNKNOWN = "<unk>"
 _FALLBACK = (0.5, 1.0, 1.5)  # discounts if the counts of counts give none, as in tiny texts
@@ -57,7 +57,8 @@ class KneserNey:
     def train(self, sentences: Iterable[str], vocabulary: Iterable[str] | None = None) -> TrainedLanguageModel:
         """Estimate from sentences of space-separated words (NFC), with `<s>` and `</s>` added around each.
 
-        The default `vocabulary` is all words of the text. Words outside it count as `unknown`.
+        The default `vocabulary` is all words of the text. Words outside it count as `unknown`, and so does each of
+        `<unk>` and `<UNK>`, unless the vocabulary is closed.
 
         Raises:
             ValueError: no sentence, a mark such as `<s>` inside one, or a word outside a closed vocabulary.
@@ -111,6 +112,8 @@ def _numbered(sentences: Iterable[str], vocabulary: Iterable[str] | None, unknow
     seen = {word for words in split for word in words}
     marks = [END, START] + ([unknown] if unknown is not None else [])
     given = seen if vocabulary is None else {unicodedata.normalize("NFC", w) for w in vocabulary}
+    if unknown is not None:  # of two unknown words readers would take the wrong one
+        given = given.difference(UNKNOWN_NAMES)
     if inside := seen.intersection((START, END)):
         raise ValueError(f"the text holds {', '.join(sorted(inside))}: sentence marks are put there by training")
     missing = seen - given - set(marks)

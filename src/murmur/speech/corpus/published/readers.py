@@ -26,6 +26,7 @@ from lhotse.recipes.yesno import prepare_yesno
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance
 from murmur.speech.corpus.digits import LEXICON, WORDS
 from murmur.speech.corpus.published.reading import Read, by_lhotse, joined
+from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.features.analysis import LogMel, opened
 
 FSDD_DEV, FSDD_TEST = "nicolas", "theo"
@@ -297,7 +298,8 @@ def _measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str])
 def _rate_hz(path: Path) -> int | None:
     """The sample rate in a file's header; None if it cannot be read."""
     try:
-        return int(soundfile.info(path).samplerate)
+        with open_sound(path) as file:
+            return int(file.samplerate)
     except (soundfile.SoundFileError, OSError):
         return None
 

@@ -1,0 +1,42 @@
+"""Files that appear complete: written under another name in the same folder, and then renamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+
+
+def name_beside(path: Path, suffix: str = "") -> Path:
+    """Return the temporary name of a file: short, since the file's own name may be as long as the system allows."""
+    digest = blake2b(os.fsencode(path.name), digest_size=6).hexdigest()
+    return path.with_name(f".unfinished-{digest}-{os.getpid()}{suffix}")
+
+
+@contextmanager
+def in_place_of(path: Path, suffix: str = "") -> Iterator[Path]:
+    """Provide the name to write a file to, which replaces `path` at the end of the block and is removed after an error.
+
+    A symbolic link stays: the file that it names is replaced. A FIFO or a device is written itself, since no file may
+    take its place.
+
+    Args:
+        path: File to write.
+        suffix: Suffix of the temporary name, for writers to which it matters.
+
+    Raises:
+        OSError: The file cannot be renamed.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = Path(os.path.realpath(path))
+    beside = name_beside(path, suffix)
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        with suppress(OSError):  # the error of writing says more
+            beside.unlink(missing_ok=True)
