@@ -175,8 +175,8 @@ def _by_best_path(
 
 
 def _of_all(corpus: Corpus, texts: Mapping[str, str]) -> dict[str, str]:
-    """Hypotheses of all utterances: those without features were spoken too, so theirs are empty."""
-    return {name: texts.get(name, "") for name in corpus.texts}
+    """Hypotheses of all utterances in byte order; those without features were spoken too, and theirs are empty."""
+    return {name: texts.get(name, "") for name in sorted(corpus.texts, key=str.encode)}
 
 
 def _frame_seconds(run: TrainedRun) -> float:

@@ -90,17 +90,21 @@ def test_a_file_without_samples_is_empty_and_not_cut_short(tmp_path):
 
 
 @pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
-def test_ogg_without_its_last_page_is_refused(tmp_path, subtype):
+def test_ogg_that_ends_inside_a_page_is_refused(tmp_path, subtype):
     path = tmp_path / "a.ogg"
     soundfile.write(path, np.tile(NOISE, 5), RATE, format="OGG", subtype=subtype)
     content = path.read_bytes()
     for read in readers():
         assert len(read(path)) == 5 * RATE
-    for end in (len(content) // 2, content.rfind(b"OggS"), content.rfind(b"OggS") + 20, len(content) - 1):
+    last = content.rfind(b"OggS")
+    for end in (len(content) // 2, last + 20, len(content) - 1):
         path.write_bytes(content[:end])
         for read in readers():
-            with pytest.raises(CorpusError, match=r"a\.ogg ends before its last page: it is cut short"):
+            with pytest.raises(CorpusError, match=r"a\.ogg ends inside a page: it is cut short"):
                 read(path)
     path.write_bytes(content + b"TAG" + bytes(125))
     for read in readers():
         assert len(read(path)) == 5 * RATE
+    path.write_bytes(content[:last])  # whole pages, as a recorder that is stopped leaves them
+    for read in readers():
+        assert 0 < len(read(path)) < 5 * RATE

@@ -25,8 +25,7 @@ UNFINISHED = (
 )
 _LENGTHS = re.compile(r"^Length : (\d+)$\s^RIF[FX] : (\d+)", re.MULTILINE)  # of the file, and declared
 PAGE = b"OggS\0"  # how a page of Ogg begins; the numbers below count from its end
-FLAGS, HEADER_OF_PAGE, LONGEST_PAGE = 0, 22, 65_307
-LAST = 4  # flag of the last page of a stream
+HEADER_OF_PAGE, LONGEST_PAGE = 22, 65_307
 TOLERANCE_SECONDS = 0.1  # by which the length that a compressed file declares may be wrong: more than a frame of MP3
 
 
@@ -39,8 +38,8 @@ def fault_of(file: soundfile.SoundFile, path: Path | None) -> str | None:
     """
     if file.frames == 0 and _goes_on(file):
         return UNFINISHED
-    if path is not None and file.format == "OGG" and not _has_last_page(path):
-        return "ends before its last page: it is cut short, copy it again"
+    if path is not None and file.format == "OGG" and not _ends_with_a_page(path):
+        return "ends inside a page: it is cut short, copy it again"
     return CUT_SHORT if path is not None and _is_cut_short(file, path) else None
 
 
@@ -61,12 +60,16 @@ def _goes_on(file: soundfile.SoundFile) -> bool:
     return found is not None and int(found[1]) > int(found[2]) + 2 * SLACK
 
 
-def _has_last_page(path: Path) -> bool:
-    """True if the last page of an Ogg file is complete, and is marked as the end of the stream."""
+def _ends_with_a_page(path: Path) -> bool:
+    """True if the last page of an Ogg file is complete.
+
+    Its flag for the end of the stream does not count: recorders that are stopped leave it out, and all samples are
+    there.
+    """
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - 2 * LONGEST_PAGE, 0))
         last = file.read().rpartition(PAGE)[2]
-    if len(last) < HEADER_OF_PAGE or not last[FLAGS] & LAST:
+    if len(last) < HEADER_OF_PAGE:
         return False
     lengths = last[HEADER_OF_PAGE : HEADER_OF_PAGE + last[HEADER_OF_PAGE - 1]]
     return len(last) >= HEADER_OF_PAGE + last[HEADER_OF_PAGE - 1] + sum(lengths)
