@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from grids import thinned
 from murmur.core.group import WorldMismatch
 from murmur.core.learner import Strategy
+from murmur.core.whole_files import name_beside
 from murmur.core.world import Seat
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import read_pair
@@ -123,7 +124,7 @@ def test_records_stay_whole_when_they_cannot_be_written_anew(tmp_path: Path, mon
     before = (tmp_path / "records.jsonl").read_bytes()
 
     def full(_: int) -> None:
-        if list(tmp_path.glob(".records.jsonl.*")):
+        if name_beside(tmp_path / "records.jsonl").exists():
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("murmur.engine.checkpoints.checkpoint.os.fsync", full)
