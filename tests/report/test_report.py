@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from murmur.report.page import headline, names_of, notes, ranking, strategy_of, write_curve, write_report
+from murmur.report.page import headline, names_of, notes, ranking, strategy_of, write_curve, write_report, write_text
 from murmur.report.read import MOST_POINTS, Records, ReportError, read_run
 
 STEP = {"kind": "step", "figures": {}, "loss": 1.0, "staleness": 0, "epoch": 0.0, "data_seconds": 0.0}
@@ -239,3 +239,12 @@ def test_virtual_and_real_runs_side_by_side_are_told_apart(tmp_path: Path) -> No
     assert "Simulated (paper)" in said
     assert "real (virtual)" not in said
     assert "against virtual hours" not in said
+
+
+def test_a_page_is_written_through_a_link(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.html", tmp_path / "link.html"
+    link.symlink_to(real)
+    write_text(link, "page")
+    assert link.is_symlink()
+    assert real.read_text() == "page"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.html", "real.html"]

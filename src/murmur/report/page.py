@@ -10,12 +10,12 @@ import base64
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from murmur.core.whole_files import in_place_of
 from murmur.report.about import COLUMNS, about, row, strategy_of, tiles
 from murmur.report.amounts import legend_suffix, warnings, with_shares
 from murmur.report.cells import COLUMNS as CELL_COLUMNS
@@ -275,8 +275,7 @@ def read_asset(name: str) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that after a crash either the old or the new one is complete."""
+    """Write a file so that after a crash either the old or the new one is complete; FIFOs, devices and links stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    with in_place_of(path) as beside:
+        beside.write_text(text, encoding="utf-8")
