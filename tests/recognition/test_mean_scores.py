@@ -66,6 +66,8 @@ def test_scores_of_other_shapes_are_refused() -> None:
     longer = {name: np.concatenate([x, x]) for name, x in frames(0).items()}
     with pytest.raises(SettingError, match=r"u9 has scores of shapes \(9, 5\) and \(18, 5\)"):
         list(MeanScores(models).all_scores([frames(0), longer]))
+    with pytest.raises(SettingError, match=r"--with: \w+ has features for one model and none for another"):
+        list(MeanScores(models).all_scores([frames(0), {}]))
 
 
 def test_features_are_those_of_each_model(tmp_path: Path) -> None:

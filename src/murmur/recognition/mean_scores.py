@@ -52,12 +52,16 @@ class MeanScores:
         """Pairs of utterance and mean scores_UC, computed as they are taken.
 
         Raises:
-            SettingError: the models have scores of other shapes for an utterance.
+            SettingError: the models have scores of other shapes for an utterance, or one has no features of it.
         """
         (first, network), *others = self.models
         for name, own_UC in first.all_scores(network, feats[0]):
             rows = [own_UC]
             for (acoustic, other), theirs in zip(others, feats[1:], strict=True):
+                if name not in theirs:
+                    raise SettingError(
+                        f"--with: {name} has features for one model and none for another: decode it with each alone"
+                    )
                 rows.append(acoustic.scores(other, theirs[name]))
                 if rows[-1].shape != own_UC.shape:
                     raise SettingError(
