@@ -6,9 +6,9 @@
 Set and grammar are those of the recipe `an4`, features its cepstra, normalised after derivatives. The
 settings have not been tuned.
 
-Word error rates of test: 16.3 % (95 %: 12.5 to 20.1) from a flat start with seed 0; with a tree 14.2, 13.7 and 14.2 %
-with seeds 0, 1 and 2, where `an4` has 5.7, 5.6 and 6.1 %. A run from nothing takes 0.15 hours on one core of an AMD
-EPYC with AVX-512, beside other work; that with a tree one or two minutes more for its Gaussian systems.
+Word error rates of test with seeds 0, 1 and 2: from a flat start 16.3, 14.7 and 15.4 %, with a tree 14.2, 13.7 and 14.2
+%, where `an4` has 5.7, 5.6 and 6.1 %. A run from nothing takes 0.15 hours on one core of an AMD EPYC with AVX-512,
+beside other work; that with a tree one or two minutes more for its Gaussian systems.
 """
 
 from __future__ import annotations
