@@ -8,22 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
-
-from murmur.cli import app
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
 import soundfile
 
+from command_line import run
 from murmur.speech.corpus.kaldi_dir import read_table, write_table
 from tones import CTC, RATE, make_tones
-
-
-def run(*words: object) -> str:
-    done = CliRunner().invoke(app, [str(w) for w in words], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
-
-from murmur.cli import app
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
+from command_line import run
 from murmur.speech.corpus.kaldi_dir import read_table, write_table
 from nist import hub_score
 from sphere_files import write_sphere
@@ -20,12 +18,6 @@ from tones import CTC, HYBRID, RATE, make_tones, tones
 
 LOOP = ("--grammar", "loop", "--scale", 1)
 NAMES = ("ANNA", "BOB", "NOB")
-
-
-def run(*words: object) -> str:
-    done = CliRunner().invoke(app, [str(w) for w in words], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 @pytest.fixture(scope="module")

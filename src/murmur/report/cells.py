@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from murmur.report.read import ReportError
 from murmur.report.records import is_number
 
 NOTHING = "-"
@@ -64,9 +65,16 @@ def read_grid(folder: Path) -> ComparedCells:
 
 
 def folders_of(runs: Sequence[Path]) -> list[Path]:
-    """Folders of runs, with those of its cells in place of a comparison; single runs first."""
+    """Folders of runs, with those of its cells in place of a comparison; single runs first.
+
+    Raises:
+        ReportError: there are none.
+    """
     single = [folder for folder in runs if not is_grid(folder)]
-    return [*single, *(each for folder in runs if is_grid(folder) for each in read_grid(folder).folders)]
+    found = [*single, *(each for folder in runs if is_grid(folder) for each in read_grid(folder).folders)]
+    if not found:
+        raise ReportError(f"{', '.join(map(str, runs))}: no cell of the comparison has left a run yet")
+    return found
 
 
 def row(cell: Mapping[str, Any]) -> tuple[str, ...]:

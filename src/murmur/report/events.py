@@ -46,8 +46,6 @@ def write_events(runs: Sequence[Path], out: Path) -> list[Path]:
     except ImportError as error:
         raise ReportError("event files need tensorboard: pip install 'murmur[viz]'") from error
     made, folders = [], folders_of(runs)
-    if not folders:
-        raise ReportError(f"{', '.join(map(str, runs))}: no cell of the comparison has left a run yet")
     for folder, name in zip(folders, names_of(folders), strict=True):
         run = read_run(folder, name)
         target = out / name.replace("/", "-")

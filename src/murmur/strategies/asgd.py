@@ -128,17 +128,17 @@ class ASGD:
             mine = parts[me.group.rank]
             averager.shown = lambda: me.weights.snapshot()[mine]
         answers = me.spawn(me.answer(), "answers")
-        if me.group.rank not in servers:
+        late = None
+        if me.group.rank in servers:
+            await self.serve(me, parts[me.group.rank])
+            late = me.spawn(_answer_late(me, parts[me.group.rank]), "late pulls")
+        else:
             await self.learn(me, parts)
-            await answers
-            me.weights.set_(await me.consensus())
-            return
-        await self.serve(me, parts[me.group.rank])
-        late = me.spawn(_answer_late(me, parts[me.group.rank]), "late pulls")
         await answers
         me.weights.set_(await me.consensus())
-        me.group.post(torch.empty(0), me.group.rank, PUSH, (END,))
-        await late
+        if late is not None:
+            me.group.post(torch.empty(0), me.group.rank, PUSH, (END,))
+            await late
 
     async def learn(self, me: Learner, parts: Sequence[slice]) -> None:
         """Take gradients, at the servers' weights."""

@@ -92,9 +92,12 @@ def own_site(experiment: Experiment, scenario: Scenario, given: Mapping[str, flo
     def work_of(count: int) -> Work:
         return Work(**{"frames_per_minibatch": frames_of(count), **fixed})
 
+    def frames_timed() -> float:
+        """Return the frames that take the seconds of the cluster."""
+        return frames_of(whole.learners) if asked is None or scenario.step_seconds is None else asked
+
     def cluster_of(count: int) -> Cluster:
-        own = frames_of(whole.learners) if asked is None or scenario.step_seconds is None else asked
-        times = cut_times(whole.compute, own / (frames_of(count) if asked is None else asked))
+        times = cut_times(whole.compute, frames_timed() / work_of(count).frames_per_minibatch)
         if count == whole.learners:
             return replace(whole, compute=times)
         return replace(whole, learners=count, compute=times, nodes=None, links={}, faults=())

@@ -1,8 +1,8 @@
 """Audio files that are shorter than their headers say: libsndfile reads many of them without an error.
 
 It rejects a truncated FLAC, notes in a log the sizes that differ in WAV, WAVEX, RF64, W64, AIFF and AU, keeps silent
-about SPHERE, and reads as many samples of a compressed file as there are. A WAV file whose length was to be written at
-the end of the recording, and was not, has no samples for it.
+about SPHERE, and reads as many samples of a compressed file as there are. It finds no samples in a WAV file whose
+writer did not write the length at the end of the recording.
 """
 
 from __future__ import annotations
