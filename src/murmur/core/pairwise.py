@@ -22,6 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from murmur.core.barrier import Barrier
 from murmur.core.flat import is_finite
 from murmur.core.group import Group, Message, PeerLost, weighted_mean
 from murmur.core.membership import RunOver, View
@@ -31,6 +32,7 @@ from murmur.core.weights import Weights
 
 SWAP, WAKE, DONE = 0.0, 2.0, 3.0  # kinds of messages; ASK = 1.0 is the fourth
 CONSENSUS = "consensus"
+SETTLED = "settled"  # barrier at which no exchange is under way any more
 MOST_BEGUN = 1 + 1e-9
 POLL_SECONDS = 0.25  # longest delay before a change of the view is noticed while no message arrives
 
@@ -257,23 +259,29 @@ class PairwiseAverager:
 
     async def _settle(self) -> None:
         """Answer until no live learner has an exchange under way."""
-        settled = False
-        while not (settled and self.group.membership.arrive("settled")):
+        settled, barrier = False, Barrier(self.group, SETTLED)
+        while not (settled and barrier.arrive()):
             message = await self.group.poll(GOSSIP, self.poll_seconds)
             if message is not None:
                 self._take(message)
             self._refresh()
-            settled = not self._begun
+            settled = barrier.missed() or not self._begun  # learners that have passed it answer no more
 
     async def snapshots(self) -> dict[int, Tensor]:
         """Return the weights that make up the model at about this moment, by rank.
 
         The other learners answer beside their gradients.
+
+        Raises:
+            RunOver: They have finished the run while this learner counted as lost.
         """
-        me = self.group.rank
+        me, barrier = self.group.rank, Barrier(self.group, SETTLED)
         self._request.begin()
         found = {me: self.shown()[: self.weights.layout.numel]} if me in self.held_by else {}
         while not found.keys() >= set(self.held_by):
+            if barrier.missed():
+                self.done()
+                raise RunOver
             self._request.ask([j for j in self.held_by if j not in found])
             message = await self._request.poll(self.poll_seconds)
             if message is not None and message.header[0] == self._request.number:
@@ -285,10 +293,14 @@ class PairwiseAverager:
 
         Raises:
             RunOver: The other learners have finished the run.
+            PeerLost: They are lost, and their weights with them.
         """
         found: dict[int, Tensor] = {}
+        barrier = Barrier(self.group, SETTLED)
         self._request.begin()
-        while not self._is_over:
+        while not (self._is_over or barrier.missed()):
+            if self.group.membership.view().live == (self.group.rank,):
+                raise PeerLost("all other learners are lost, and none is left that has the weights of the model")
             self._request.ask([j for j in self.held_by if j not in found])
             message = await self._request.poll(POLL_SECONDS)
             if message is not None and is_finite(message.x):
@@ -302,8 +314,7 @@ class PairwiseAverager:
     @property
     def _is_over(self) -> bool:
         """True if a late learner has nothing to do: all is done, or the others have ended."""
-        view = self.group.membership.view()
-        return view.left > 0 or view.live == (self.group.rank,) or self.group.membership.over
+        return self.group.membership.view().left > 0 or self.group.membership.over
 
     def _caught_up(self, w: Tensor) -> None:
         with self._changing:
@@ -324,6 +335,7 @@ class PairwiseAverager:
         Raises:
             FloatingPointError: No vector is finite.
             PeerLost: Holders are gone, as for `held_by`.
+            RunOver: The others have agreed while this learner counted as lost.
         """
         if self.parts is None:
             return await self._agree(x, barrier, lambda: self.held_by, _mean_of_finite)
@@ -356,28 +368,28 @@ class PairwiseAverager:
     async def _agree(
         self,
         x: Tensor,
-        barrier: str,
+        name: str,
         counted: Callable[[], tuple[int, ...]],
         made: Callable[[Sequence[Tensor], str], Tensor],
     ) -> Tensor:
         """Return what the first rank of `counted` has made of the vectors of these ranks, in their order."""
-        group, me, tag = self.group.plain, self.group.rank, f"{CONSENSUS} {barrier}"
-        given, asked = {me: x}, me
+        group, me, tag = self.group.plain, self.group.rank, f"{CONSENSUS} {name}"
+        given, asked, barrier = {me: x}, me, Barrier(self.group, name)
         result: Tensor | None = None
-        while result is None or not self.group.membership.arrive(barrier):
+        while result is None or not barrier.arrive():
+            if result is None:
+                barrier.check()
             held = counted()
             if held[0] == me:
                 if result is None and given.keys() >= set(held):
                     parts = [given[j] for j in sorted(given) if self.holders is None or j in held]
-                    result = made(parts, barrier)
+                    result = made(parts, name)
                 if result is not None:
-                    for j in given.keys() - {me}:
-                        group.post(result, j, tag, (DONE,))
-                        del given[j]
+                    self._answer_all(given, result, tag)
             elif asked != held[0]:
                 asked = held[0]
                 group.post(*(x, asked, tag, (SWAP,)) if result is None else (result, asked, tag, (DONE,)))
-            if result is None or not self.group.membership.arrive(barrier):
+            if result is None or not barrier.arrive():
                 message = await group.poll(tag, self.poll_seconds)
                 if message is not None and message.header[0] == DONE:
                     result = message.x
@@ -385,9 +397,16 @@ class PairwiseAverager:
                     given[message.source] = message.x
         return result
 
+    def _answer_all(self, given: dict[int, Tensor], result: Tensor, tag: str) -> None:
+        """Post the result to the others that have given their vectors, once."""
+        for j in given.keys() - {self.group.rank}:
+            self.group.plain.post(result, j, tag, (DONE,))
+            del given[j]
+
     async def meet(self, barrier: str) -> None:
         """Wait until all live learners have arrived at a barrier."""
-        while not self.group.membership.arrive(barrier):
+        met = Barrier(self.group, barrier)
+        while not met.arrive():
             await self.group.poll(barrier, self.poll_seconds)
 
     def _tell_self(self, kind: float) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from murmur.core.barrier import Barrier
 from murmur.core.facts import Facts, FactsOfInner, learners_for, vectors_of
 from murmur.core.group import Group, GroupAround
 from murmur.core.learner import Learner, Strategy
@@ -36,6 +37,7 @@ class ShareMembership(Membership):
 
     def __init__(self, group: Group, place: int, of: int) -> None:
         self._group, self._place, self._of = group, place, of
+        self._done = Barrier(group, DONE)
         self._left = True
         self._next: range | None = None
         self._rest = (range(0), 0, 0)  # starts of its open and later claims, their size, and the end of the budget
@@ -68,7 +70,7 @@ class ShareMembership(Membership):
 
     @property
     def spent(self) -> bool:
-        return not self._left and self._group.membership.arrive(DONE)
+        return not self._left and self._done.arrive()
 
     def arrive(self, barrier: str) -> bool:
         return self._group.membership.arrive(barrier)

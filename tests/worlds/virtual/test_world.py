@@ -90,6 +90,24 @@ def test_polls_without_end_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "for a message 'answer' from learner 0 in world" in str(stuck.value)
 
 
+def test_messages_without_end_and_without_gradients_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners 0 and 2 send each other messages again and again, learner 1 waits after a long gradient."""
+    monkeypatch.setattr(clocks, "IDLE_EVENTS", 100)
+
+    async def program(seat: Seat) -> None:
+        if seat.rank == 1:
+            await seat.work(lambda: None)
+            await seat.group.recv(0, "answer")
+        while True:
+            seat.group.post(torch.zeros(1), 2 - seat.rank, "news")
+            await seat.group.poll("news", 1.0)
+
+    cluster = Cluster(3, ConstantSeconds(5.0), Link(0.01, 1e6))
+    with pytest.raises(Livelock, match="wait without end: 100 events and no gradient up to t=") as stuck:
+        VirtualWorld(cluster).run(program)
+    assert "learner 1 (training): waiting since t=5.000s for a message 'answer'" in str(stuck.value)
+
+
 @pytest.mark.parametrize("waits_for", ["gradient", "message", "suspended learner", "lost learner"])
 def test_long_waits_for_something_are_no_livelock(waits_for: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Learner 0 polls 4000 times, until learner 1 is there or is lost."""

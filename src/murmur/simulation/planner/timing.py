@@ -21,7 +21,7 @@ from murmur.core.assignment import Assignment
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
-from murmur.core.membership import NOTHING, Preparation, RunOver
+from murmur.core.membership import ENDED, NOTHING, Preparation, RunOver
 from murmur.core.moments import Moments
 from murmur.core.source import WHOLE, Gradient, Progress
 from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING
@@ -216,7 +216,9 @@ class Timed:
             await end_run(self.strategy, me)
         except RunOver:
             return
-        self.exchanges[rank] += 0 if me.lock_step else me.averager.exchanges
+        if not me.lock_step:
+            seat.group.membership.arrive(ENDED)  # it leaves in order
+            self.exchanges[rank] += me.averager.exchanges
 
     def seconds_of(self, kind: str) -> tuple[float, ...]:
         """Seconds that each learner spent in spans of this kind."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -24,6 +25,9 @@ STILL_EVENTS = 200_000  # number of events at one moment that counts as a livelo
 # under way, a lease or a suspended learner is such an event, however late it comes. Without one only a loop with a time
 # limit can go on, and the longest of them lasts 60 s: 240 polls of each learner.
 IDLE_POLLS = 100_000
+# Number of events in a row, none of which is work and while no work lies ahead, that counts as a livelock: learners
+# send messages without end, but train no more. The end of a run needs some dozens of events of each learner.
+IDLE_EVENTS = 500_000
 TICKS_PER_SECOND = 2.0**32  # a power of two: a number of ticks is exact as a number of seconds
 TICK_SECONDS = 1 / TICKS_PER_SECOND
 
@@ -36,7 +40,15 @@ class Deadlock(RuntimeError):
 
 
 class Livelock(RuntimeError):
-    """Events go on without end, at one moment or as polls alone."""
+    """Events go on without end, at one moment or without work."""
+
+
+class Kind(IntEnum):
+    """Kinds of future events, by how much they can bring a run forward."""
+
+    POLL = 0  # a task looks again whether it can go on
+    OTHER = 1  # for example the arrival of a message
+    WORK = 2  # a gradient, a fault, the end of a lease, of a suspension
 
 
 class Event(Generic[T]):
@@ -97,7 +109,7 @@ class ClockTask(Event[T]):
         if self.clock.stops:
             pause = self.clock.pause_of(self.owner)
             if pause > 0:
-                self.clock.after(pause, self.resume)
+                self.clock.after(pause, self.resume, Kind.WORK)
                 return
         try:
             awaited = self.coroutine.send(None)
@@ -143,7 +155,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.notes: list[str] = []  # further lines of a report, after the waiting tasks
-        self._queue: list[tuple[float, int, Callable[[], None], bool]] = []  # moment, order, act, whether it is a poll
+        self._queue: list[tuple[float, int, Callable[[], None], Kind]] = []  # moment, order, act, kind
         self._ready: deque[tuple[int, Callable[[], None]]] = deque()  # events at this moment, which need no sorting
         self._count = 0
         self._dropped = 0
@@ -151,13 +163,13 @@ class Clock:
         self._paused_until: dict[int, float] = {}
         self._failure: Exception | None = None
 
-    def after(self, seconds: float, act: Callable[[], None], poll: bool = False) -> None:
+    def after(self, seconds: float, act: Callable[[], None], kind: Kind = Kind.OTHER) -> None:
         """Call `act` after `seconds`, rounded to ticks; equal times keep their order.
 
         Args:
             seconds: Seconds from now.
             act: What happens then.
-            poll: True if nothing happens then but that a task looks again whether it can go on.
+            kind: Kind of the event, from which livelocks are told.
         """
         if not 0 <= seconds < LONGEST_SECONDS:
             raise ValueError(f"an event must lie between now and {LONGEST_SECONDS:g} s from now: {seconds} s")
@@ -165,7 +177,7 @@ class Clock:
         if ticks == 0:
             self.now_do(act)
             return
-        heapq.heappush(self._queue, (self.now + ticks * TICK_SECONDS, self._count, act, poll))
+        heapq.heappush(self._queue, (self.now + ticks * TICK_SECONDS, self._count, act, kind))
         self._count += 1
 
     def now_do(self, act: Callable[[], None]) -> None:
@@ -182,10 +194,10 @@ class Clock:
         """Create an event."""
         return Event(self, what)
 
-    def sleep(self, seconds: float, what: str, poll: bool = False) -> Event[None]:
-        """Create an event that fires after `seconds`; `poll` as for `after`."""
+    def sleep(self, seconds: float, what: str, kind: Kind = Kind.OTHER) -> Event[None]:
+        """Create an event that fires after `seconds`; `kind` as for `after`."""
         event: Event[None] = Event(self, what)
-        self.after(seconds, event.fire, poll)
+        self.after(seconds, event.fire, kind)
         return event
 
     def start(self, coroutine: Coroutine[Any, Any, T], what: str, owner: int) -> ClockTask[T]:
@@ -227,39 +239,42 @@ class Clock:
 
         Raises:
             Deadlock: Tasks wait, but no event is left.
-            Livelock: Too many events happen at one moment, or too many polls in a row.
+            Livelock: Too many events happen at one moment, or too many in a row without work.
             Exception: The error given to `abort`.
         """
-        queue, ready, tasks, still, polls = self._queue, self._ready, self._tasks, 0, 0
+        queue, ready, tasks, still, polls, idle = self._queue, self._ready, self._tasks, 0, 0, 0
         while tasks:
             if ready and not (queue and queue[0][0] <= self.now and queue[0][1] < ready[0][0]):
                 act = ready.popleft()[1]
                 still += 1
             elif queue:
-                at, _, act, poll = heapq.heappop(queue)
+                at, _, act, kind = heapq.heappop(queue)
                 still = 0 if at > self.now else still + 1
-                polls = polls + 1 if poll else 0
+                polls = polls + 1 if kind is Kind.POLL else 0
+                idle = 0 if kind is Kind.WORK else idle + 1
                 self.now = at
             else:
                 raise Deadlock(self._report(f"virtual cluster is stuck at t={self.now:.3f}s"))
             if still > STILL_EVENTS:
                 raise Livelock(self._report(f"{STILL_EVENTS} events without time passing at t={self.now:.3f}s"))
             if polls > IDLE_POLLS:
-                self._check_ahead()
+                self._check_ahead(Kind.OTHER, f"{IDLE_POLLS} polls and no other event")
                 polls = 0
+            if idle > IDLE_EVENTS:
+                self._check_ahead(Kind.WORK, f"{IDLE_EVENTS} events and no gradient")
+                idle = 0
             act()
             if self._failure is not None:
                 raise self._failure
 
-    def _check_ahead(self) -> None:
-        """Check that some event that is no poll lies ahead.
+    def _check_ahead(self, least: Kind, passed: str) -> None:
+        """Check that some event of this kind or a higher one lies ahead.
 
         Raises:
             Livelock: None does.
         """
-        if not self._ready and all(poll for *_, poll in self._queue):
-            what = f"learners wait without end: {IDLE_POLLS} polls and no other event up to t={self.now:.3f}s"
-            raise Livelock(self._report(what))
+        if not self._ready and all(kind < least for *_, kind in self._queue):
+            raise Livelock(self._report(f"learners wait without end: {passed} up to t={self.now:.3f}s"))
 
     def close(self) -> None:
         """Drop all tasks that have not ended (after an error)."""

@@ -14,7 +14,7 @@ from murmur.core.pending_gradient import ComputeBatch
 from murmur.core.trace import COMPUTE, Span, Trace
 from murmur.core.weights import Weights
 from murmur.core.world import Program, Seat
-from murmur.worlds.virtual.clock import Clock, ClockTask, Deadlock
+from murmur.worlds.virtual.clock import Clock, ClockTask, Deadlock, Kind
 from murmur.worlds.virtual.cluster import Cluster, Kill, Rejoin, Stop
 from murmur.worlds.virtual.executor import BatchedExecutor, GradientExecutor, ImmediateExecutor
 from murmur.worlds.virtual.group import VirtualGroup, VirtualHub
@@ -52,7 +52,7 @@ class VirtualSeat(Seat):
             self._steps += 1
             self._network.gradient_seconds[self.rank] = seconds
             start = self.clock.now
-            await self.clock.sleep(seconds, f"its gradient #{self._steps}")
+            await self.clock.sleep(seconds, f"its gradient #{self._steps}", Kind.WORK)
             self.trace.add(COMPUTE, start, self.clock.now, f"gradient {self._steps}")
             self._surface()
             return result()
@@ -67,7 +67,7 @@ class VirtualSeat(Seat):
         self._network.whole, self._network.element_bytes = weights.layout.numel, weights.layout.dtype.itemsize
 
     async def sleep(self, seconds: float) -> None:
-        await self.clock.sleep(seconds, f"{seconds:.3g} s to pass", poll=True)
+        await self.clock.sleep(seconds, f"{seconds:.3g} s to pass", Kind.POLL)
 
     def spawn(self, activity: Coroutine[Any, Any, T], what: str) -> Awaitable[T]:
         task = self.clock.start(activity, what, self.rank)
@@ -130,7 +130,7 @@ class VirtualWorld:
         for rank in range(self.size):
             run.start(rank, late=False)
         for fault in self.cluster.faults:
-            clock.after(fault.at_seconds, partial(run.happen, fault))
+            clock.after(fault.at_seconds, partial(run.happen, fault), Kind.WORK)
         with torch.random.fork_rng(devices=[]):
             try:
                 clock.run()
@@ -183,18 +183,17 @@ class _Run(Generic[T]):
         main = self.mains[fault.learner]
         if main.fired or (main.dead and not isinstance(fault, Rejoin)):
             return  # it has ended already, or no process is there to kill or to suspend
-        lease = self.world.cluster.lease_seconds
         if isinstance(fault, Kill):
             self.world.killed.append(fault.learner)
             self.clock.notes.append(f"learner {fault.learner} was killed at t={fault.at_seconds:.3f}s")
             self.clock.kill(fault.learner)
             self.hub.forget(fault.learner)
-            self.clock.after(lease, partial(self._expire, fault.learner, self.mains[fault.learner]))
+            self._lease_ends(fault.learner)
         elif isinstance(fault, Stop):
             self.clock.stop(fault.learner, fault.for_seconds)
-            if fault.for_seconds > lease:
-                self.clock.after(lease, partial(self._expire, fault.learner, self.mains[fault.learner]))
-                self.clock.after(fault.for_seconds, partial(self._return, fault.learner))
+            if fault.for_seconds > self.world.cluster.lease_seconds:
+                self._lease_ends(fault.learner)
+                self.clock.after(fault.for_seconds, partial(self._return, fault.learner), Kind.WORK)
         elif fault.learner in self.world.killed and any(
             not main.fired and not main.dead for main in self.mains.values()
         ):
@@ -214,7 +213,12 @@ class _Run(Generic[T]):
         self.clock.notes.append(f"learner {learner} gave up at t={self.clock.now:.3f}s: {why}")
         self.clock.kill(learner)
         self.hub.forget(learner)
-        self.clock.after(self.world.cluster.lease_seconds, partial(self._expire, learner, self.mains[learner]))
+        self._lease_ends(learner)
+
+    def _lease_ends(self, learner: int) -> None:
+        """Let the lease of a learner end that renews it no more."""
+        lease = self.world.cluster.lease_seconds
+        self.clock.after(lease, partial(self._expire, learner, self.mains[learner]), Kind.WORK)
 
     def _expire(self, learner: int, main: ClockTask[T]) -> None:
         """End a learner's lease, unless it was started again in the meantime."""
