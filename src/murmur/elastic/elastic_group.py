@@ -63,9 +63,11 @@ class ElasticGroup(GroupAround):
         world: Group of all learners; must tolerate loss.
         me: This learner.
         buffers: Returns the tensors that its model has now beside the weights.
+        began: View once all learners had come; None: the present one. A member that was lost since then and is back is
+            another one, which waits to be admitted.
     """
 
-    def __init__(self, world: Group, me: Member, buffers: Callable[[], Layout]) -> None:
+    def __init__(self, world: Group, me: Member, buffers: Callable[[], Layout], began: View | None = None) -> None:
         super().__init__(world)
         self.name = f"elastic {world.name}"
         self.me, self.buffers = me, buffers
@@ -73,7 +75,7 @@ class ElasticGroup(GroupAround):
         self.regrouped = 0
         self._now: Group = world
         # A member that was lost before this moment counts as a member: the first collective fails, and finds it gone.
-        alive = world.membership.view().incarnations
+        alive = (world.membership.view() if began is None else began).incarnations
         self._members: Mapping[int, int] = {**dict.fromkeys(range(world.size), NEVER), **alive}
         self._begun = 0  # steps of this learner when the round began
         self._completed = 0

@@ -9,7 +9,7 @@ from typing import Protocol
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
-from murmur.core.membership import ENDED, RunOver
+from murmur.core.membership import ENDED, RunOver, View
 from murmur.elastic.elastic_group import ElasticGroup
 from murmur.elastic.rendezvous import LeftBehind
 
@@ -33,7 +33,13 @@ def regroups(strategy: Strategy) -> bool:
     return facts.lock_step and facts.tolerates_loss
 
 
-async def run_strategy(strategy: Strategy, me: Learner, source: Transferred, entered: Callable[[int], None]) -> None:
+async def run_strategy(
+    strategy: Strategy,
+    me: Learner,
+    source: Transferred,
+    entered: Callable[[int], None],
+    began: View | None = None,
+) -> None:
     """Run a strategy to its end, without learners that are lost, and with learners that join late.
 
     Args:
@@ -41,6 +47,7 @@ async def run_strategy(strategy: Strategy, me: Learner, source: Transferred, ent
         me: Learner; its group becomes an elastic group if members can be lost.
         source: Source of its gradients.
         entered: Function called with the number of completed minibatches when this learner has joined late.
+        began: View once all learners had come; None: the present one.
 
     Raises:
         RunOver: This learner joined late, and the others have finished the run.
@@ -49,7 +56,7 @@ async def run_strategy(strategy: Strategy, me: Learner, source: Transferred, ent
     if not _elastic(strategy, me):
         await strategy(me)
         return
-    me.group = left = ElasticGroup(me.group, me, lambda: source.buffers)
+    me.group = left = ElasticGroup(me.group, me, lambda: source.buffers, began)
     outside, named = me.seat.late, None
     while True:
         try:

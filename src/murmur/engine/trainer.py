@@ -15,7 +15,7 @@ from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.group import Group, WorldMismatch
 from murmur.core.learner import Learner
-from murmur.core.membership import ENDED, RunOver, StoppedGracefully
+from murmur.core.membership import ENDED, RunOver, StoppedGracefully, View
 from murmur.core.weights import Weights
 from murmur.core.world import Seat, World
 from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind
@@ -96,12 +96,13 @@ class Trainer:
         experiment = self._scaled(seat)
         if not seat.late:
             await agree(seat.group, experiment.digest(), experiment.cut, outputs_of(experiment.task))
+        began = seat.group.membership.view()  # all have come; one may be lost, and be started again, in what follows
         source = TaskSource(experiment, seat, self.observers(seat))
         if seat.group.rank == 0:
             warn_of_optimizer(experiment.strategy, source.moments)
         with closing(source):
             try:
-                return outcome_of(source, figures=await self._run(seat, source))
+                return outcome_of(source, figures=await self._run(seat, source, began))
             except StoppedGracefully as stopped:
                 cover.leave(seat.group)
                 seat.waits = False
@@ -113,13 +114,13 @@ class Trainer:
         begun = self.out is not None and (self.resume or seat.late)
         return self.experiment.scaled(seat.group.size, cut_of(self.out) if begun and self.out is not None else None)
 
-    async def _run(self, seat: Seat, source: TaskSource) -> Mapping[str, float] | None:
+    async def _run(self, seat: Seat, source: TaskSource, began: View) -> Mapping[str, float] | None:
         """Train to the end of the budget; return the figures of the model if this learner has written it."""
         points = EvaluationPoints(source, self.out, self.asked)
         me = await self._begin(seat, source, points)
         try:
             if source.first < source.total:
-                await run_strategy(self.experiment.strategy, me, source, points.skip_to)
+                await run_strategy(self.experiment.strategy, me, source, points.skip_to, began)
         except RunOver:
             cover.leave(seat.group)
             seat.waits = False

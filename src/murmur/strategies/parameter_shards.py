@@ -16,13 +16,16 @@ from collections.abc import Awaitable
 import torch
 from torch import Tensor
 
+from murmur.core.barrier import Barrier
 from murmur.core.flat import is_finite
 from murmur.core.group import Message, PeerLost
 from murmur.core.learner import Learner
+from murmur.core.membership import RunOver
 from murmur.strategies.vector_parts import check_counts, keep_part, parts_of
 
 CENTRE = "centre"  # name of a holder's shard among the vectors of a checkpoint
 SHARDS, WAITED = "shards", "shards, waited for"  # tags: of what the activity receives, of answers that a learner awaits
+GIVEN, TAKEN = "all given", "all taken"  # barriers at the end
 CLAIMED = "claimed"  # tag of what learners tell those that only serve
 ASK, ANSWER, END = 0.0, 1.0, 2.0  # kinds of messages
 NO_ANSWER, BESIDE, AWAITED = 0.0, 1.0, 2.0  # kinds of answers asked for
@@ -148,9 +151,16 @@ class ParameterShards:
             self.rule.land(answer)
 
     async def rest(self) -> None:
-        """Exchange, and wait for it: the shards then have absorbed all that this learner has to give."""
+        """Exchange, and wait for it: the shards then have absorbed all that this learner has to give.
+
+        Raises:
+            RunOver: The others have finished the run while this learner counted as lost.
+        """
+        given = Barrier(self.me.group, GIVEN)
+        self._check(given)
         while self.under_way:
             await self.me.seat.sleep(self.me.averager.poll_seconds)
+            self._check(given)
         with self.me.steady:
             x = self._given()
             self.rule.ask()
@@ -175,14 +185,25 @@ class ParameterShards:
 
     async def _conclude(self) -> None:
         self._over, self.me.rest = True, None
-        await self.me.averager.meet("all given")
+        await self.me.averager.meet(GIVEN)
+        self._check(Barrier(self.me.group, TAKEN))
         centre = await self._awaited(None)
         self.me.weights.set_(centre)
         self.rule.restart_at(centre)
-        await self.me.averager.meet("all taken")
-        self.me.group.post(torch.empty(0), self.me.group.rank, SHARDS, (END, NO_ANSWER, self._launch))
+        await self.me.averager.meet(TAKEN)
+        self._end_serving()
         await self._activity
         await self._answers
+
+    def _check(self, barrier: Barrier) -> None:
+        """Check that the others have not passed a barrier, after which shards answer no more, without this learner."""
+        if barrier.missed():
+            self._end_serving()
+            self.me.averager.done()
+            raise RunOver
+
+    def _end_serving(self) -> None:
+        self.me.group.post(torch.empty(0), self.me.group.rank, SHARDS, (END, NO_ANSWER, self._launch))
 
     def _ask(self, x: Tensor | None, answer: float) -> dict[int, Tensor]:
         """Give all shards their parts of x; return the answers that are known at once, by holder."""
