@@ -17,6 +17,7 @@ def row_of(cell: StudyCell, value: float = 1.0, **more: object) -> Row:
         "digest": cell.digest,
         "cell": asdict(cell),
         "heldout": {"loss": value},
+        "curve": [[float(cell.budget), value, 100.0]],
         "ended": None,
         "prior": PRIOR,
         "turns": cell.turns,

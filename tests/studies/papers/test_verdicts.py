@@ -386,6 +386,28 @@ def test_the_cause_of_a_speed_up_divides_it_by_the_longer_time_of_a_sequence(tmp
     assert f"at least {whole / 1.25:.1f}x and {whole / 2:.1f}x" in told
 
 
+def test_with_twice_the_turns_a_learner_that_overfits_is_told() -> None:
+    """The ratio at equal frames would flatter the hierarchy; beside it is the one over the better loss."""
+
+    def go(cell: StudyCell) -> Row:
+        twice, many = cell.budget > 20_000_000, cell.learners > 1
+        row = row_of(cell, {(False, True): 1.1, (True, True): 1.02, (True, False): 1.5}.get((twice, many), 1.0))
+        return {**row, "curve": [[cell.budget / 2, 1.2 * loss(row), 0.0], [cell.budget, loss(row), 0.0]]}
+
+    def grown(cell: StudyCell) -> Row:
+        row = go(cell)
+        return {**row, "curve": [[cell.budget / 2, 0.9 * loss(row), 0.0], [cell.budget, loss(row), 0.0]]}
+
+    groups = (hierarchy.ALONE, hierarchy.NODES, hierarchy.ALONE_TWICE, hierarchy.NODES_TWICE)
+    told = hierarchy.longer(found(STUDIES["hierarchy"], go, groups))
+    assert "turns 0.680 (one seed); but one learner overfits" in told
+    assert "the hierarchy has 1.020 (" in told
+    assert "and 1.100 with 1,6" in told
+    assert "growing" not in told
+    assert "growing from" in hierarchy.longer(found(STUDIES["hierarchy"], grown, groups))
+    assert "overfits" not in hierarchy.longer(found(STUDIES["hierarchy"], alike, groups))
+
+
 def test_further_seeds_of_another_build_are_not_compared() -> None:
     def go(cell: StudyCell) -> Row:
         build = "b" if cell.seed in FURTHER_SEEDS else "a"
