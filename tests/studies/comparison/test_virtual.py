@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from murmur.engine.budget import Budget
+from murmur.engine.optim.optimizer import Adam
 from murmur.engine.record import Record
-from murmur.studies.comparison.virtual import VirtualCourse
+from murmur.strategies import ADPSGD, SuperLearners
+from murmur.strategies.block_moments import MeanMoments
+from murmur.studies.comparison.virtual import VirtualCourse, train
+from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
+from tasks import Quadratic
+from unscaled import Experiment
 
 
 def evaluation(minibatches: int, distance: float | None) -> Record:
@@ -25,3 +32,13 @@ def test_the_distance_is_one_of_training_and_not_of_the_end(
     for minibatches, distance in points:
         course.see(evaluation(minibatches, distance))
     assert course.consensus_distance == expected
+
+
+@pytest.mark.parametrize("moments", ["local", "averaged"])
+def test_members_of_super_learners_compute_as_long_as_leaders(moments: MeanMoments) -> None:
+    """With averaged moments leaders take the steps of their members, whose time counted as waiting."""
+    strategy = SuperLearners(ADPSGD(moments=moments), 4)
+    experiment = Experiment(Quadratic(), strategy, Budget(minibatches=80), Adam(0.01))
+    course = train(experiment, Cluster(8, ConstantSeconds(0.1)))
+    assert course.compute_seconds == pytest.approx(80 * 0.1)
+    assert course.described()["waiting_share"] < 0.2

@@ -1,4 +1,4 @@
-"""A run in the virtual world without a folder: the summary of its records."""
+"""A run in the virtual world without a folder: the summary of its records and of its time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from murmur.core.pending_gradient import ComputeBatch
+from murmur.core.trace import COMPUTE, Span
 from murmur.core.world import Seat
 from murmur.engine.experiment import Experiment
 from murmur.engine.record import Record
@@ -61,8 +62,12 @@ class VirtualCourse:
                 self.consensus_distance = record.consensus_distance
         elif record.kind == "step":
             self.steps += 1
-            self.compute_seconds += record.compute_seconds
             self.stale += record.staleness
+
+    def pass_time(self, span: Span) -> None:
+        """Add a stretch of any learner's time. Records would lack learners whose leader takes their steps."""
+        if span.kind == COMPUTE:
+            self.compute_seconds += span.end_seconds - span.start_seconds
 
     def described(self) -> dict[str, Any]:
         """The summary in JSON's terms, without the model."""
@@ -92,7 +97,7 @@ def train(
         device: device of all models.
     """
     course = VirtualCourse(cluster.learners, experiment.scaled(cluster.learners).total)
-    world = VirtualWorld(cluster, together=together, device=device)
+    world = VirtualWorld(cluster, course.pass_time, together, device=device)
 
     def observers(_: Seat) -> tuple[Any, ...]:
         return (course.see,)
