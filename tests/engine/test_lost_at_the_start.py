@@ -1,4 +1,4 @@
-"""Learners that are lost and come back while others still wait for the weights at the start, or after the end."""
+"""Learners that are lost and come back: while others wait for the weights at the start, or when shards have ended."""
 
 from collections.abc import Sequence
 
@@ -34,18 +34,18 @@ def train(strategy: Strategy, cluster: Cluster, minibatches: int) -> Sequence[Ou
     ],
     ids=["killed", "killed and suspended", "suspended"],
 )
-def test_who_comes_back_during_the_start_is_admitted(
+def test_learners_back_during_the_start_are_admitted(
     strategy: Strategy, learners: int, lease: float, faults: tuple[Kill | Rejoin | Stop, ...]
 ) -> None:
-    """Those that had begun before counted it as a member, waited for its answer, and it waited to be admitted."""
+    """Learners that had begun counted a learner that was back as a member, and waited for it; it waited for them."""
     cluster = Cluster(
         learners, ConstantSeconds(0.1), NETWORK, message_bytes=SLOW_BYTES, faults=faults, lease_seconds=lease
     )
     assert sum(outcome.leads for outcome in train(strategy, cluster, 80)) == 1
 
 
-def test_who_comes_back_when_shards_answer_no_more_leaves() -> None:
-    """It waited for an answer of holders that had ended, and they for it."""
+def test_a_learner_back_when_shards_answer_no_more_leaves() -> None:
+    """It waited for an answer of holders that had ended, and the holders waited for it."""
     for at in (0.9, 0.952, 1.0):
         faults = (Stop(2, at, 0.449),)
         compute = LognormalSeconds(0.1, 0.2, 487)

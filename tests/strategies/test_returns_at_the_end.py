@@ -35,7 +35,7 @@ def around_the_end(draw: random.Random, learners: int) -> list[Kill | Stop | Rej
 
 
 @pytest.mark.parametrize("strategy", [ADPSGD(), A2CiD2(), QuasiGlobal(), OwnShares()], ids=lambda s: type(s).__name__)
-def test_no_one_waits_for_learners_that_have_passed(strategy: Strategy) -> None:
+def test_learners_do_not_wait_for_those_that_have_passed(strategy: Strategy) -> None:
     """A learner waited for exchanges, snapshots or means with learners that answered no more, and they for it."""
     for seed in range(120):
         draw = random.Random(seed)

@@ -22,7 +22,7 @@ LATE = 0.95  # share of a run after which learners are no longer apart as during
 
 @dataclass
 class VirtualCourse:
-    """Summary of a run's records; a run ended by non-finite losses has no model.
+    """Summary of a run's records and time; a run ended by non-finite losses has no model.
 
     Attributes:
         learners: number of learners.
@@ -64,7 +64,7 @@ class VirtualCourse:
             self.steps += 1
             self.stale += record.staleness
 
-    def pass_time(self, span: Span) -> None:
+    def see_span(self, span: Span) -> None:
         """Add a stretch of any learner's time. Records would lack learners whose leader takes their steps."""
         if span.kind == COMPUTE:
             self.compute_seconds += span.end_seconds - span.start_seconds
@@ -97,7 +97,7 @@ def train(
         device: device of all models.
     """
     course = VirtualCourse(cluster.learners, experiment.scaled(cluster.learners).total)
-    world = VirtualWorld(cluster, course.pass_time, together, device=device)
+    world = VirtualWorld(cluster, course.see_span, together, device=device)
 
     def observers(_: Seat) -> tuple[Any, ...]:
         return (course.see,)

@@ -43,7 +43,7 @@ class Livelock(RuntimeError):
     """Events go on without end, at one moment or without work."""
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """Kinds of future events, by how much they can bring a run forward."""
 
     POLL = 0  # a task looks again whether it can go on
@@ -109,7 +109,7 @@ class ClockTask(Event[T]):
         if self.clock.stops:
             pause = self.clock.pause_of(self.owner)
             if pause > 0:
-                self.clock.after(pause, self.resume, Kind.WORK)
+                self.clock.after(pause, self.resume, EventKind.WORK)
                 return
         try:
             awaited = self.coroutine.send(None)
@@ -155,7 +155,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.notes: list[str] = []  # further lines of a report, after the waiting tasks
-        self._queue: list[tuple[float, int, Callable[[], None], Kind]] = []  # moment, order, act, kind
+        self._queue: list[tuple[float, int, Callable[[], None], EventKind]] = []  # moment, order, act, kind
         self._ready: deque[tuple[int, Callable[[], None]]] = deque()  # events at this moment, which need no sorting
         self._count = 0
         self._dropped = 0
@@ -163,13 +163,13 @@ class Clock:
         self._paused_until: dict[int, float] = {}
         self._failure: Exception | None = None
 
-    def after(self, seconds: float, act: Callable[[], None], kind: Kind = Kind.OTHER) -> None:
+    def after(self, seconds: float, act: Callable[[], None], kind: EventKind = EventKind.OTHER) -> None:
         """Call `act` after `seconds`, rounded to ticks; equal times keep their order.
 
         Args:
             seconds: Seconds from now.
             act: What happens then.
-            kind: Kind of the event, from which livelocks are told.
+            kind: EventKind of the event, from which livelocks are told.
         """
         if not 0 <= seconds < LONGEST_SECONDS:
             raise ValueError(f"an event must lie between now and {LONGEST_SECONDS:g} s from now: {seconds} s")
@@ -194,7 +194,7 @@ class Clock:
         """Create an event."""
         return Event(self, what)
 
-    def sleep(self, seconds: float, what: str, kind: Kind = Kind.OTHER) -> Event[None]:
+    def sleep(self, seconds: float, what: str, kind: EventKind = EventKind.OTHER) -> Event[None]:
         """Create an event that fires after `seconds`; `kind` as for `after`."""
         event: Event[None] = Event(self, what)
         self.after(seconds, event.fire, kind)
@@ -250,24 +250,24 @@ class Clock:
             elif queue:
                 at, _, act, kind = heapq.heappop(queue)
                 still = 0 if at > self.now else still + 1
-                polls = polls + 1 if kind is Kind.POLL else 0
-                idle = 0 if kind is Kind.WORK else idle + 1
+                polls = polls + 1 if kind is EventKind.POLL else 0
+                idle = 0 if kind is EventKind.WORK else idle + 1
                 self.now = at
             else:
                 raise Deadlock(self._report(f"virtual cluster is stuck at t={self.now:.3f}s"))
             if still > STILL_EVENTS:
                 raise Livelock(self._report(f"{STILL_EVENTS} events without time passing at t={self.now:.3f}s"))
             if polls > IDLE_POLLS:
-                self._check_ahead(Kind.OTHER, f"{IDLE_POLLS} polls and no other event")
+                self._check_ahead(EventKind.OTHER, f"{IDLE_POLLS} polls and no other event")
                 polls = 0
             if idle > IDLE_EVENTS:
-                self._check_ahead(Kind.WORK, f"{IDLE_EVENTS} events and no gradient")
+                self._check_ahead(EventKind.WORK, f"{IDLE_EVENTS} events and no gradient")
                 idle = 0
             act()
             if self._failure is not None:
                 raise self._failure
 
-    def _check_ahead(self, least: Kind, passed: str) -> None:
+    def _check_ahead(self, least: EventKind, passed: str) -> None:
         """Check that some event of this kind or a higher one lies ahead.
 
         Raises:

@@ -14,7 +14,7 @@ from torch import Tensor
 from murmur.core.group import Group, Message, PeerLost, check_alike, weighted_mean
 from murmur.core.membership import LocalMembership, MembershipTable
 from murmur.core.trace import COMMUNICATING, WAITING, Trace
-from murmur.worlds.virtual.clock import Clock, Event, Kind
+from murmur.worlds.virtual.clock import Clock, Event, EventKind
 from murmur.worlds.virtual.network import Network
 
 Inbox = dict[str, list[Message]]
@@ -354,7 +354,7 @@ class VirtualGroup(Group):
             alarm.waiting = waiting
             return
         self._alarm = alarm = Alarm(at, waiting)
-        self.hub.clock.after(seconds, partial(self._ring, alarm), Kind.POLL)
+        self.hub.clock.after(seconds, partial(self._ring, alarm), EventKind.POLL)
 
     def _ring(self, alarm: Alarm) -> None:
         if self._alarm is alarm:

@@ -14,7 +14,7 @@ from murmur.core.pending_gradient import ComputeBatch
 from murmur.core.trace import COMPUTE, Span, Trace
 from murmur.core.weights import Weights
 from murmur.core.world import Program, Seat
-from murmur.worlds.virtual.clock import Clock, ClockTask, Deadlock, Kind
+from murmur.worlds.virtual.clock import Clock, ClockTask, Deadlock, EventKind
 from murmur.worlds.virtual.cluster import Cluster, Kill, Rejoin, Stop
 from murmur.worlds.virtual.executor import BatchedExecutor, GradientExecutor, ImmediateExecutor
 from murmur.worlds.virtual.group import VirtualGroup, VirtualHub
@@ -52,7 +52,7 @@ class VirtualSeat(Seat):
             self._steps += 1
             self._network.gradient_seconds[self.rank] = seconds
             start = self.clock.now
-            await self.clock.sleep(seconds, f"its gradient #{self._steps}", Kind.WORK)
+            await self.clock.sleep(seconds, f"its gradient #{self._steps}", EventKind.WORK)
             self.trace.add(COMPUTE, start, self.clock.now, f"gradient {self._steps}")
             self._surface()
             return result()
@@ -67,7 +67,7 @@ class VirtualSeat(Seat):
         self._network.whole, self._network.element_bytes = weights.layout.numel, weights.layout.dtype.itemsize
 
     async def sleep(self, seconds: float) -> None:
-        await self.clock.sleep(seconds, f"{seconds:.3g} s to pass", Kind.POLL)
+        await self.clock.sleep(seconds, f"{seconds:.3g} s to pass", EventKind.POLL)
 
     def spawn(self, activity: Coroutine[Any, Any, T], what: str) -> Awaitable[T]:
         task = self.clock.start(activity, what, self.rank)
@@ -130,7 +130,7 @@ class VirtualWorld:
         for rank in range(self.size):
             run.start(rank, late=False)
         for fault in self.cluster.faults:
-            clock.after(fault.at_seconds, partial(run.happen, fault), Kind.WORK)
+            clock.after(fault.at_seconds, partial(run.happen, fault), EventKind.WORK)
         with torch.random.fork_rng(devices=[]):
             try:
                 clock.run()
@@ -193,7 +193,7 @@ class _Run(Generic[T]):
             self.clock.stop(fault.learner, fault.for_seconds)
             if fault.for_seconds > self.world.cluster.lease_seconds:
                 self._lease_ends(fault.learner)
-                self.clock.after(fault.for_seconds, partial(self._return, fault.learner), Kind.WORK)
+                self.clock.after(fault.for_seconds, partial(self._return, fault.learner), EventKind.WORK)
         elif fault.learner in self.world.killed and any(
             not main.fired and not main.dead for main in self.mains.values()
         ):
@@ -218,7 +218,7 @@ class _Run(Generic[T]):
     def _lease_ends(self, learner: int) -> None:
         """Let the lease of a learner end that renews it no more."""
         lease = self.world.cluster.lease_seconds
-        self.clock.after(lease, partial(self._expire, learner, self.mains[learner]), Kind.WORK)
+        self.clock.after(lease, partial(self._expire, learner, self.mains[learner]), EventKind.WORK)
 
     def _expire(self, learner: int, main: ClockTask[T]) -> None:
         """End a learner's lease, unless it was started again in the meantime."""
