@@ -386,6 +386,19 @@ def test_the_cause_of_a_speed_up_divides_it_by_the_longer_time_of_a_sequence(tmp
     assert f"at least {whole / 1.25:.1f}x and {whole / 2:.1f}x" in told
 
 
+def test_systems_beyond_stand_beside_the_loss_of_the_hierarchy() -> None:
+    study = STUDIES["hierarchy"]
+    claim = study.claims[0]
+
+    def go(cell: StudyCell) -> Row:
+        return row_of(cell, 1.25 if cell.strategy == hierarchy.AVERAGED else 1.0)
+
+    outcome = claim.judge(found(study, go, (*claim.needs, *claim.beside)))
+    for name, value in zip(hierarchy.BEYOND, ("1.250", "1.000"), strict=True):
+        assert f"; {name} {value} ({value} to {value})" in outcome.why
+    assert "beyond" not in claim.judge(found(study, go, claim.needs)).why
+
+
 def test_with_twice_the_turns_a_learner_that_overfits_is_told() -> None:
     """The ratio at equal frames would flatter the hierarchy; beside it is the one over the better loss."""
 
@@ -401,10 +414,11 @@ def test_with_twice_the_turns_a_learner_that_overfits_is_told() -> None:
     groups = (hierarchy.ALONE, hierarchy.NODES, hierarchy.ALONE_TWICE, hierarchy.NODES_TWICE)
     told = hierarchy.longer(found(STUDIES["hierarchy"], go, groups))
     assert "turns 0.680 (one seed); but one learner overfits" in told
-    assert "the hierarchy has 1.020 (" in told
-    assert "and 1.100 with 1,6" in told
+    assert told.endswith("the hierarchy with twice the turns has 1.020 (1.020 to 1.020): no loss")
     assert "growing" not in told
     assert "growing from" in hierarchy.longer(found(STUDIES["hierarchy"], grown, groups))
+    worse = hierarchy.longer(found(STUDIES["hierarchy"], lambda cell: row_of(cell, loss(go(cell)) ** 2), groups))
+    assert worse.endswith("has 1.040 (1.040 to 1.040): a loss")
     assert "overfits" not in hierarchy.longer(found(STUDIES["hierarchy"], alike, groups))
 
 
