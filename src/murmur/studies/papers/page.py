@@ -61,8 +61,9 @@ and taken back before these were read, because there was no time for all of them
 rates would have been judged. On that day too, with all its rows there, the second claim of `frequency` was made
 stricter again: a best range that holds all frequencies decides nothing. The claim had agreed. After that the first two
 claims of `frequency`, both undecided with three seeds, were given six; for the F test of the first one the level is
-then 2.5 % too. Last, still on that day, six seeds were asked for the first claim of `hierarchy`, undecided with three;
-it is judged with three until they are there. The rates stay those of the trials.
+then 2.5 % too. Last, still on that day, six seeds were asked for the first claim of `hierarchy`, undecided with three.
+On 2026-11-28 the longer runs that show its cause, its systems beyond and synchronous SGD were given three seeds; those
+with seed 0 were there. The rates stay those of the trials.
 
 **Rates.** The rate of a system is one learner's rate times a factor, to which `murmur.engine.scaling.Auto` is applied.
 Trials choose the factor: the first trials have the factor 1, which is the rule of `Auto`, and one other factor. One
