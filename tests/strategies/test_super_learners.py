@@ -284,6 +284,26 @@ def test_lock_step_super_learners_end_with_an_error() -> None:
         )
 
 
+REPEATED = (KAVG(2), ADPSGD(randomized_ring), DelayByOne())  # members repeat the steps of these
+TAKEN = (SyncSGD(), ADPSGD(randomized_ring, moments="averaged"), DelayByOne(moments="averaged"))  # and not of these
+
+
+@pytest.mark.parametrize("inner", [*REPEATED, *TAKEN], ids=named)
+def test_every_member_records_the_steps_of_its_super_learner(inner: Strategy) -> None:
+    """A member that does not repeat the leader's steps records them too, with the seconds of its own gradients."""
+    records: list[Record] = []
+    cluster = Cluster(4, ConstantSeconds(0.5), Link(1e-4, 1e9))
+    experiment = Experiment(Quadratic(), SuperLearners(inner, 2), Budget(minibatches=40), SGD(ALPHA, momentum=0.9))
+    Trainer(experiment, VirtualWorld(cluster), observers=lambda _: (records.append,)).fit()
+    steps = [[record for record in records if record.kind == "step" and record.learner == n] for n in range(4)]
+    for leader, member in (steps[:2], steps[2:]):
+        assert [(r.step, r.rate) for r in member] == [(r.step, r.rate) for r in leader]
+        if inner in TAKEN:
+            assert [r.staleness for r in member] == [r.staleness for r in leader]
+        assert sum(r.compute_seconds for r in member) == pytest.approx(5.0)
+    assert sum(map(len, steps)) == pytest.approx(40, abs=4)
+
+
 def check_schedule(seed: int) -> None:
     """Run two to four super-learners of two; all members of one are killed and started again together."""
     draw = random.Random(seed)

@@ -61,6 +61,9 @@ class Still:
     def heard(self, loss: float, compute_seconds: float) -> None:
         pass
 
+    def followed(self, staleness: int) -> None:
+        pass
+
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
         if before_backward is not None:
             before_backward(1.0)

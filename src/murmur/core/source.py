@@ -151,6 +151,9 @@ class RunProgress(Protocol):
     def heard(self, loss: float, compute_seconds: float) -> None:
         """Record that the next step uses another learner's gradient: its loss per sample, its seconds of computing."""
 
+    def followed(self, staleness: int) -> None:
+        """Record that the leader of this member's super-learner has taken a step that the member does not repeat."""
+
     async def boundary(self, me: Any) -> None:
         """Evaluate and save checkpoints between gradients; in lock-step, right after an average."""
 

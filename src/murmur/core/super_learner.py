@@ -42,6 +42,7 @@ class Opening(NamedTuple):
         steps: Gradients that the leader has drawn so far, without this one.
         start, stop: Positions of the minibatches of its claim.
         stepped: True if members repeat the leader's step with the latest gradient of the super-learner.
+        alone: Staleness of a step that the leader has taken since its latest gradient and members do not repeat, or -1.
         restarted: True if the optimizer has been reset since.
         due: True if a broadcast of the changes by averaging begins with this step, to land before the next one.
         whole: True if a broadcast of the whole weights comes before this step.
@@ -56,6 +57,7 @@ class Opening(NamedTuple):
     start: float
     stop: float
     stepped: float
+    alone: float
     restarted: float
     due: float
     whole: float
@@ -128,6 +130,7 @@ class Leader(Learner):
         self._live: LeaderWeights = self.weights  # type: ignore[assignment]
         self._own_gradient: Tensor | None = None
         self._stepped = self._restarted = False
+        self._alone: int | None = None
         self._apart = me.apart  # True after a step of its optimizer that those of the members have not taken
         self._live.strayed = me.apart
         self._averaged_moments: Moments | None = None  # members, which keep moments of their own, cannot follow
@@ -145,12 +148,14 @@ class Leader(Learner):
         self._restarted, self._apart = True, False
 
     def descend(self, g: Tensor, staleness: int | None = None) -> None:
-        super().descend(g, staleness)
+        age = self.weights.version - self._version if staleness is None else staleness
+        super().descend(g, age)
         own = not (self._apart or self._averaged_moments is not None)
         if g is self._own_gradient and not self._stepped and own:
             self._stepped = True  # the members repeat it
         else:
             self._live.strayed = self._apart = True
+            self._alone = age if self.training else None
 
     @property
     def moments(self) -> Moments:
@@ -172,12 +177,18 @@ class Leader(Learner):
         given = ((DELTA, due), (WHOLE, whole))
         self._sending = [self.super_learner.start_broadcast(x, 0, tag) for tag, x in given if x is not None]
         self._stepped = self._restarted = self._live.strayed = False
+        self._alone = None
         self._assigned = ()
 
     def _opening(self, kind: float, steps: int = 0, claim: range = range(0)) -> Opening:
         saved, self.saved = -1 if self.saved is None else self.saved, None
         return Opening(
-            *(kind, steps, claim.start, claim.stop, self._stepped, self._restarted, False, False),
+            *(kind, steps, claim.start, claim.stop),
+            stepped=self._stepped,
+            alone=-1 if self._alone is None else self._alone,
+            restarted=self._restarted,
+            due=False,
+            whole=False,
             times=self.source.times,
             decay_times=self.source.decay_times,
             piece=self.source.piece.number,
@@ -281,6 +292,8 @@ async def _follow(me: Learner, super_learner: Group) -> None:
         opening, assigned = Opening(*header[:HEADER_NUMBERS]), [int(number) for number in header[HEADER_NUMBERS:]]
         if opening.stepped and mean is not None:
             me.repeat(mean)
+        if opening.alone >= 0 and mean is not None:
+            me.source.followed(int(opening.alone))
         if opening.restarted:
             me.restart()
         await replica.catch_up(opening, w)

@@ -20,6 +20,8 @@ from murmur.core.trace import Span
 class Record:
     """One step of one learner, or (kind "evaluation") held-out figures of the consensus.
 
+    Members of a super-learner record the steps that their leader takes for them too.
+
     Attributes:
         kind: "step" or "evaluation".
         learner: Learner that wrote the record.

@@ -269,6 +269,22 @@ class TaskSource:
         return Gradient(torch.zeros_like(self._g), [False] * len(self.layout.tensors), 0.0, math.nan)
 
     def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
+        self._set_rates()
+        if not self.numbers.allow_step(g):
+            return
+        self.layout.hand_gradients(g, present)
+        if self.experiment.max_gradient_norm is not None:
+            nn.utils.clip_grad_norm_(self.layout.tensors, self.experiment.max_gradient_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._record_step(staleness)
+
+    def followed(self, staleness: int) -> None:
+        self._set_rates()
+        self._record_step(staleness)
+
+    def _set_rates(self) -> None:
+        """Set the optimizer's rates, betas and weight decays of the present step."""
         at = self.progress()
         factor = self.experiment.schedule(at) * self.times * self.rule.factor(at.fraction, at.learners)
         for group, rate, decay, betas in zip(
@@ -280,13 +296,8 @@ class TaskSource:
             if decay:
                 group["weight_decay"] = decay * self.decay_times
         self.counters.rate = self.optimizer.param_groups[0]["lr"]
-        if not self.numbers.allow_step(g):
-            return
-        self.layout.hand_gradients(g, present)
-        if self.experiment.max_gradient_norm is not None:
-            nn.utils.clip_grad_norm_(self.layout.tensors, self.experiment.max_gradient_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+
+    def _record_step(self, staleness: int) -> None:
         if self.observers and self.recorded:
             self.observe(self._step_record(staleness))
 

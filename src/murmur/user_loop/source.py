@@ -204,6 +204,9 @@ class LoopSource:
     def heard(self, loss: float, compute_seconds: float) -> None:  # noqa: ARG002 - there are no records
         self.counters.loss = loss
 
+    def followed(self, staleness: int) -> None:
+        pass  # there are no records
+
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
         """Return the gradient that the loop offers; an empty one if the loop is over or skipped the step.
 

@@ -71,7 +71,7 @@ class Idle:
     """Source of `total` minibatches of `samples` each, with zero gradients, that records the times of its steps.
 
     Attributes:
-        staleness: Staleness of the steps that this learner took.
+        staleness: Staleness of the steps that this learner took, and of those that its leader took for it.
         taken: Number of gradients that this learner computed.
         last_seconds: Time of its latest step.
     """
@@ -115,6 +115,10 @@ class Idle:
 
     def heard(self, loss: float, compute_seconds: float) -> None:
         pass
+
+    def followed(self, staleness: int) -> None:
+        self.staleness.append(staleness)
+        self.last_seconds = self._seat.now
 
     def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:  # noqa: ARG002 - all alike
         if before_backward is not None:

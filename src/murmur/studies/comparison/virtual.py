@@ -65,7 +65,7 @@ class VirtualCourse:
             self.stale += record.staleness
 
     def see_span(self, span: Span) -> None:
-        """Add a stretch of any learner's time. Records would lack learners whose leader takes their steps."""
+        """Add a stretch of any learner's time. Records lack gradients that no step has used."""
         if span.kind == COMPUTE:
             self.compute_seconds += span.end_seconds - span.start_seconds
 
