@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -110,24 +111,47 @@ def read_line(line: str) -> dict[str, Any] | None:
     return found if whole and isinstance(found.get("minibatches"), int) else None
 
 
-class JsonLines:
-    """Appends records to a file. Learners of one host may share it: each line is one append."""
+class AppendedFile:
+    """File to which a learner appends; those of one host may share it. What comes after `close` is dropped."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._path, self._file = path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.path, self._lock = path, threading.Lock()
+        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def append(self, data: bytes) -> None:
+        """Append data in one piece.
+
+        Raises:
+            OSError: The data cannot be written; names the file, the bytes and the remedy.
+        """
+        with self._lock:  # an activity may write while the learner ends, and the number of a closed file is used again
+            if self._file is not None:
+                append(self._file, self.path, data)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            file, self._file = self._file, None
+            if file is not None:
+                os.close(file)
+
+
+class JsonLines:
+    """Appends records to a file: each line is one append."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = AppendedFile(path)
 
     def __call__(self, record: Record) -> None:
-        append(self._file, self._path, record.line().encode())
+        self.file.append(record.line().encode())
 
 
 class ChromeTrace:
     """Appends spans to a Chrome trace (chrome://tracing, Perfetto). Its array may stay open, as the format allows."""
 
     def __init__(self, path: Path, every: int = 256) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self._every, self._lines = path, every, list[str]()
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.file, self._every, self._lines = AppendedFile(path), every, list[str]()
 
     def __call__(self, span: Span) -> None:
         self._lines.append(json.dumps(span.chrome(), separators=(",", ":")) + ",\n")
@@ -138,7 +162,7 @@ class ChromeTrace:
         """Write the spans collected so far."""
         lines, self._lines = self._lines, []
         if lines:
-            append(self._file, self.path, "".join(lines).encode())
+            self.file.append("".join(lines).encode())
 
 
 def begin_trace(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -55,6 +55,7 @@ class TaskSource:
         alive: Number of live learners, where they do not go in step; None before the first boundary.
         numbers: Checks of its gradients, steps and weights for numbers that are not finite.
         log: Minibatches that it has claimed.
+        files: Files of its records and trace.
     """
 
     def __init__(self, experiment: Experiment, seat: Seat, observers: Sequence[Observer]) -> None:
@@ -90,6 +91,7 @@ class TaskSource:
         self._natural = getattr(self.optimizer, "preconditioning", None)
         self._probe: Any = None
         self.cover = Cover()
+        self.files = ExitStack()
         self._boundaries: list[Boundary] = []
         self.clock = TrainingClock(seat)
         ahead = experiment.prefetch if seat.works_beside else 0
@@ -262,8 +264,9 @@ class TaskSource:
         return self.numbers.judge(n, drawn, total is None or not math.isfinite(total))
 
     def close(self) -> None:
-        """End the preparation of minibatches."""
+        """End the preparation of minibatches, and close the files of this learner."""
         self._minibatches.close()
+        self.files.close()
 
     def nothing(self) -> Gradient:
         return Gradient(torch.zeros_like(self._g), [False] * len(self.layout.tensors), 0.0, math.nan)

@@ -189,8 +189,11 @@ class Trainer:
             begin_trace(trace)
         if not seat.late:
             await seat.group.broadcast(torch.zeros(1))
-        source.add_observer(JsonLines(records))
-        seat.trace.sink = ChromeTrace(trace)
+        lines, spans = JsonLines(records), ChromeTrace(trace)
+        for file in (lines.file, spans.file):
+            source.files.callback(file.close)
+        source.add_observer(lines)
+        seat.trace.sink = spans
 
     async def _end(self, me: Learner, points: EvaluationPoints) -> Mapping[str, float] | None:
         """End the run together with the others; one of them writes the model."""
