@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
+from weakref import ref
 
 import pytest
 import torch
 from torch import nn
 
 from murmur.core.flat import Layout
-from murmur.core.group import weighted_mean
+from murmur.core.group import Group, weighted_mean
 from murmur.core.overlapped_mean import MeanBehindBackward
 from murmur.core.world import Seat
 from murmur.worlds.threads import ThreadWorld
@@ -91,3 +93,21 @@ def test_two_gradients_in_one_backward_are_refused() -> None:
 
     with pytest.raises(RuntimeError, match="two gradients in one backward pass"):
         VirtualWorld(1).run(twice)
+
+
+def test_a_model_that_stays_keeps_no_mean_of_an_ended_run() -> None:
+    """Hooks that hold the mean would keep its group, with its connections, open as long as the process lives."""
+
+    async def made(seat: Seat) -> tuple[nn.Module, ref[MeanBehindBackward], ref[Group]]:
+        model = Skips(0)
+        mean = MeanBehindBackward(Layout.trainable(model), seat.group)
+        mean.start(1.0)
+        model().backward()
+        await mean.finish()
+        return model, ref(mean), ref(seat.group)
+
+    model, *kept = VirtualWorld(1).run(made)[0]
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    model().backward()

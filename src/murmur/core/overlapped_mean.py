@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import partial
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor
@@ -41,8 +42,11 @@ class MeanBehindBackward:
         self._seen: list[bool] = []
         self._weight = 0.0
         self._armed = self.broken = False
+        # The garbage collector does not see references from hooks: strong ones would keep the group open for ever.
+        hook = partial(_pass_on, ref(self))
         for i, tensor in enumerate(layout.tensors):
-            tensor.register_post_accumulate_grad_hook(partial(self._arrived, i))  # type: ignore[no-untyped-call]
+            handle = tensor.register_post_accumulate_grad_hook(partial(hook, i))  # type: ignore[no-untyped-call]
+            finalize(self, handle.remove)
 
     def _plan(self, bucket_numel: int) -> tuple[list[tuple[int, int]], list[int]]:
         """Return the buckets, from the end of the buffer to its start, and the bucket of each tensor."""
@@ -116,3 +120,10 @@ class MeanBehindBackward:
         if self.group.total_weight > 0:
             g.div_(self.group.total_weight)
         return g, present
+
+
+def _pass_on(mean: ref[MeanBehindBackward], i: int, tensor: Tensor) -> None:
+    """Tell a mean, while it is in use, that a tensor has its gradient."""
+    used = mean()
+    if used is not None:
+        used._arrived(i, tensor)
