@@ -18,17 +18,27 @@ from torch import Tensor
 from murmur.core.facts import learners_for
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner
-from murmur.core.world import World
+from murmur.core.world import Seat, World
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
+from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import EASGD, Compressed, Downpour
 from murmur.strategies.parameter_shards import CENTRE
 from murmur.testing.strategies import Observed, plain_loop
 from murmur.worlds.threads import ThreadWorld
-from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
+from murmur.worlds.virtual.cluster import (
+    Cluster,
+    ComputeTime,
+    ConstantSeconds,
+    Kill,
+    Link,
+    LognormalSeconds,
+    Rejoin,
+    Stop,
+)
 from murmur.worlds.virtual.world import VirtualWorld
 from named import named
 from pool import Pool
@@ -193,9 +203,9 @@ class Watched(EASGD):
     async def learn(self, me: Learner) -> None:
         meet = me.averager.meet
 
-        async def noted(barrier: str) -> None:
+        async def noted(barrier: str, seat: Seat) -> None:
             self.ends[f"{barrier}, learner {me.group.rank}"] = me.weights.snapshot()
-            await meet(barrier)
+            await meet(barrier, seat)
             if CENTRE in me.outer:
                 self.ends[f"{barrier}, shard {me.group.rank}"] = me.outer[CENTRE].clone()
 
@@ -276,6 +286,36 @@ def test_a_lost_shard_ends_the_run_by_name(strategy: Downpour | EASGD, faults: t
     experiment = Experiment(Quadratic(), strategy, Budget(minibatches=200), SGD(0.05))
     with pytest.raises(PeerLost, match=r"learner 1.* part of the parameters, is lost|learner 1 was started again"):
         fit(experiment, VirtualWorld(cluster))
+
+
+EVEN, UNEVEN = (ConstantSeconds(0.1), LognormalSeconds(0.1, 0.2, 710822))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "minibatches", "compute", "faults"),
+    [
+        (
+            Downpour(),
+            100,
+            EVEN,
+            (Stop(0, 1.581, 0.517), Kill(2, 0.494), Rejoin(2, 1.067), Kill(4, 0.258), Kill(7, 1.345)),
+        ),
+        (
+            EASGD(),
+            40,
+            UNEVEN,
+            (Stop(0, 0.131, 0.634), Kill(3, 0.64), Rejoin(3, 0.989), Kill(7, 0.565), Rejoin(7, 1.013)),
+        ),
+    ],
+    ids=named,
+)
+def test_a_holder_that_was_suspended_ends_the_run(
+    strategy: Downpour | EASGD, minibatches: int, compute: ComputeTime, faults: tuple[Kill | Rejoin | Stop, ...]
+) -> None:
+    """It counted as lost and serves no more. At the end it waited for learners that waited for its answers."""
+    cluster = Cluster(8, compute, message_bytes=1e6, faults=faults, lease_seconds=0.5)
+    with pytest.raises(PeerLost, match="learner 0"):
+        time_strategy(strategy, cluster, minibatches)
 
 
 @pytest.mark.parametrize("strategy", [Downpour(shards=2), EASGD(2, shards=3), EASGD(2, servers=1)], ids=named)

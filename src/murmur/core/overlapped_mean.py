@@ -8,9 +8,9 @@ none in the mean either, which keeps momentum and weight decay away from it exac
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from weakref import finalize, ref
+from weakref import WeakMethod, finalize
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class MeanBehindBackward:
         self._weight = 0.0
         self._armed = self.broken = False
         # The garbage collector does not see references from hooks: strong ones would keep the group open for ever.
-        hook = partial(_pass_on, ref(self))
+        hook = partial(_pass_on, WeakMethod(self._arrived))
         for i, tensor in enumerate(layout.tensors):
             handle = tensor.register_post_accumulate_grad_hook(partial(hook, i))  # type: ignore[no-untyped-call]
             finalize(self, handle.remove)
@@ -122,8 +122,8 @@ class MeanBehindBackward:
         return g, present
 
 
-def _pass_on(mean: ref[MeanBehindBackward], i: int, tensor: Tensor) -> None:
+def _pass_on(to: WeakMethod[Callable[[int, Tensor], None]], i: int, tensor: Tensor) -> None:
     """Tell a mean, while it is in use, that a tensor has its gradient."""
-    used = mean()
-    if used is not None:
-        used._arrived(i, tensor)
+    arrived = to()
+    if arrived is not None:
+        arrived(i, tensor)

@@ -29,6 +29,7 @@ from murmur.core.membership import RunOver, View
 from murmur.core.moments import Moments, WeightsAndMoments
 from murmur.core.weight_request import ASK, GOSSIP, SNAPSHOT, WeightRequest
 from murmur.core.weights import Weights
+from murmur.core.world import Seat
 
 SWAP, WAKE, DONE = 0.0, 2.0, 3.0  # kinds of messages; ASK = 1.0 is the fourth
 CONSENSUS = "consensus"
@@ -403,11 +404,16 @@ class PairwiseAverager:
             self.group.plain.post(result, j, tag, (DONE,))
             del given[j]
 
-    async def meet(self, barrier: str) -> None:
-        """Wait until all live learners have arrived at a barrier."""
+    async def meet(self, barrier: str, seat: Seat) -> None:
+        """Wait until all live learners have arrived at a barrier.
+
+        Raises:
+            PeerLost: An activity of this learner, on which others depend, has found that a learner is lost.
+            RuntimeError: An activity of this learner has failed.
+        """
         met = Barrier(self.group, barrier)
         while not met.arrive():
-            await self.group.poll(barrier, self.poll_seconds)
+            await seat.sleep(self.poll_seconds)
 
     def _tell_self(self, kind: float) -> None:
         self.group.post(torch.empty(0), self.group.rank, GOSSIP, (kind,))

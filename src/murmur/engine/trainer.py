@@ -209,7 +209,7 @@ class Trainer:
         end_trace(me.seat)
         leads = me.leads
         if not me.lock_step:
-            await me.averager.meet(ENDED)
+            await me.averager.meet(ENDED, me.seat)
         else:
             await me.group.meet(ENDED)  # all learners have written
         if leads:

@@ -185,12 +185,12 @@ class ParameterShards:
 
     async def _conclude(self) -> None:
         self._over, self.me.rest = True, None
-        await self.me.averager.meet(GIVEN)
+        await self.me.averager.meet(GIVEN, self.me.seat)  # raises if a lost holder has ended the activity before
         self._check(Barrier(self.me.group, TAKEN))
         centre = await self._awaited(None)
         self.me.weights.set_(centre)
         self.rule.restart_at(centre)
-        await self.me.averager.meet(TAKEN)
+        await self.me.averager.meet(TAKEN, self.me.seat)
         self._end_serving()
         await self._activity
         await self._answers

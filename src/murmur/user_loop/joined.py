@@ -387,7 +387,7 @@ class Joined:
         if me.follows:
             self._seat.inner.waits = False
         elif not me.lock_step:
-            await me.averager.meet(ENDED)
+            await me.averager.meet(ENDED, me.seat)
         if self.size > 1:
             self._answers.stop()
             await self._answering

@@ -67,6 +67,7 @@ class VirtualSeat(Seat):
         self._network.whole, self._network.element_bytes = weights.layout.numel, weights.layout.dtype.itemsize
 
     async def sleep(self, seconds: float) -> None:
+        self._surface()  # a learner that only polls must learn that its averaging has failed
         await self.clock.sleep(seconds, f"{seconds:.3g} s to pass", EventKind.POLL)
 
     def spawn(self, activity: Coroutine[Any, Any, T], what: str) -> Awaitable[T]:
