@@ -63,7 +63,8 @@ stricter again: a best range that holds all frequencies decides nothing. The cla
 claims of `frequency`, both undecided with three seeds, were given six; for the F test of the first one the level is
 then 2.5 % too. Last, still on that day, six seeds were asked for the first claim of `hierarchy`, undecided with three.
 On 2026-11-28 the longer runs that show its cause, its systems beyond and synchronous SGD were given three seeds; those
-with seed 0 were there. The rates stay those of the trials.
+with seed 0 were there. The systems beyond of `schedules` and `asgd`, on which no verdict rests, were given one seed in
+place of two, for want of time. The rates stay those of the trials.
 
 **Rates.** The rate of a system is one learner's rate times a factor, to which `murmur.engine.scaling.Auto` is applied.
 Trials choose the factor: the first trials have the factor 1, which is the rule of `Auto`, and one other factor. One
