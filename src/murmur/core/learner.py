@@ -296,6 +296,11 @@ class Learner:
         """Assign all minibatches after the first `done` to the first `among` live learners, from this turn on."""
         self.source.assignment = self.source.assignment.anew(self.steps, done, self.group.live[:among])
 
+    @property
+    def age(self) -> int:
+        """Number of changes of w_i since its latest gradient was begun."""
+        return self.weights.version - self._version
+
     def descend(self, g: Tensor, staleness: int | None = None) -> None:
         """w_i <- w_i + the local optimizer's step for g (plain SGD: - alpha g). Does nothing after the end of training.
 
@@ -303,11 +308,11 @@ class Learner:
 
         Args:
             g: Gradient, shape (P,).
-            staleness: Recorded staleness; by default the number of changes of w_i since the gradient was begun.
+            staleness: Recorded staleness; by default the age of the gradient.
         """
         if not self.training:
             return
-        staleness = self.weights.version - self._version if staleness is None else staleness
+        staleness = self.age if staleness is None else staleness
         present = self._present
         if not all(present):
             views = self.weights.layout.views(g)

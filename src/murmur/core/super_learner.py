@@ -130,7 +130,7 @@ class Leader(Learner):
         self._live: LeaderWeights = self.weights  # type: ignore[assignment]
         self._own_gradient: Tensor | None = None
         self._stepped = self._restarted = False
-        self._alone: int | None = None
+        self._alone = -1
         self._apart = me.apart  # True after a step of its optimizer that those of the members have not taken
         self._live.strayed = me.apart
         self._averaged_moments: Moments | None = None  # members, which keep moments of their own, cannot follow
@@ -148,14 +148,14 @@ class Leader(Learner):
         self._restarted, self._apart = True, False
 
     def descend(self, g: Tensor, staleness: int | None = None) -> None:
-        age = self.weights.version - self._version if staleness is None else staleness
-        super().descend(g, age)
+        staleness = self.age if staleness is None else staleness
+        super().descend(g, staleness)
         own = not (self._apart or self._averaged_moments is not None)
         if g is self._own_gradient and not self._stepped and own:
             self._stepped = True  # the members repeat it
         else:
             self._live.strayed = self._apart = True
-            self._alone = age if self.training else None
+            self._alone = staleness if self.training else -1
 
     @property
     def moments(self) -> Moments:
@@ -177,7 +177,7 @@ class Leader(Learner):
         given = ((DELTA, due), (WHOLE, whole))
         self._sending = [self.super_learner.start_broadcast(x, 0, tag) for tag, x in given if x is not None]
         self._stepped = self._restarted = self._live.strayed = False
-        self._alone = None
+        self._alone = -1
         self._assigned = ()
 
     def _opening(self, kind: float, steps: int = 0, claim: range = range(0)) -> Opening:
@@ -185,7 +185,7 @@ class Leader(Learner):
         return Opening(
             *(kind, steps, claim.start, claim.stop),
             stepped=self._stepped,
-            alone=-1 if self._alone is None else self._alone,
+            alone=self._alone,
             restarted=self._restarted,
             due=False,
             whole=False,

@@ -87,20 +87,6 @@ class StragglerRecord(Record):
 Observer = Callable[[Record], None]
 
 
-def append(file: int, path: Path, data: bytes) -> None:
-    """Append to an open file, by one write unless the disk accepts less.
-
-    Raises:
-        OSError: The data cannot be written; names the file, the bytes and the remedy.
-    """
-    left = memoryview(data)
-    try:
-        while left:
-            left = left[os.write(file, left) :]
-    except OSError as error:
-        raise not_written(path, len(data), error) from error
-
-
 def read_line(line: str) -> dict[str, Any] | None:
     """Return the record of a line; None for a damaged one, such as one cut off when the process was killed."""
     try:
@@ -116,18 +102,22 @@ class AppendedFile:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self._lock = path, threading.Lock()
+        self._path, self._lock = path, threading.Lock()
         self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def append(self, data: bytes) -> None:
-        """Append data in one piece.
+        """Append data, by one write unless the disk accepts less.
 
         Raises:
             OSError: The data cannot be written; names the file, the bytes and the remedy.
         """
+        left = memoryview(data)
         with self._lock:  # an activity may write while the learner ends, and the number of a closed file is used again
-            if self._file is not None:
-                append(self._file, self.path, data)
+            try:
+                while left and self._file is not None:
+                    left = left[os.write(self._file, left) :]
+            except OSError as error:
+                raise not_written(self._path, len(data), error) from error
 
     def close(self) -> None:
         """Close the file."""

@@ -77,7 +77,8 @@ def kept(rows: Groups) -> Outcome:
         )
         if whole < loss(rows[NODES][0]):
             between += ", so that the claim is to be judged again at that rate"
-    others = "".join(f"; {name} {shown(ratio(rows[ALONE], rows[name]))}" for name in BEYOND if name in rows)
+    ratios = {name: shown(ratio(rows[ALONE], rows[name])) for name in BEYOND if name in rows}
+    others = "".join(f"; {name} {told} of one learner's loss" for name, told in ratios.items())
     return Outcome(
         shown(found),
         below(found, NO_LOSS),

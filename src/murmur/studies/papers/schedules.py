@@ -10,13 +10,25 @@ from dataclasses import replace
 
 from murmur.studies.papers.base import DNN
 from murmur.studies.papers.networks import DNN as NETWORK
-from murmur.studies.papers.study import BEYOND, Alone, Brief, Claim, Group, Groups, Outcome, Study, System, beyond
+from murmur.studies.papers.study import (
+    BEYOND,
+    ONE_SEED,
+    Alone,
+    Brief,
+    Claim,
+    Group,
+    Groups,
+    Outcome,
+    Study,
+    System,
+    beyond,
+)
 from murmur.studies.papers.verdicts import NO_LOSS, below, holds, mean_loss, not_alike, ratio, shown, speed_up, wer
 
 MACHINES, NUMBERS, PUBLISHED = "su_chen2015", (4, 8, 16, 32), {16: 9.3, 32: 17.0}
 AVERAGING = "KAVG(2, moments='averaged')"
 ALONE, ALONE_SGD, SIXTEEN = "one learner", "one learner, SGD", "16 learners"
-SGD = Alone("dnn", optimizer="SGD", seeds=(0,), decoded=(0,))
+SGD = Alone("dnn", optimizer="SGD", seeds=ONE_SEED, decoded=ONE_SEED)
 SHAPES = {SIXTEEN: "falling to a tenth", "16, IBM's schedule": "IBM's", "16, constant rate": "constant"}
 TRIALS = (1.0, 2.0)
 SENDS_LESS = {"local momenta": "KAVG(2)", "averages every 16 turns": "KAVG(16, moments='averaged')"}
@@ -98,7 +110,7 @@ GROUPS: dict[str, Group] = {
     "16, stack": many(stack=True),
     "16, IBM's schedule": many(schedule="ibm"),
     "16, constant rate": many(schedule="constant"),
-    **beyond(DNN, seeds=(0,), learners=16, machines=MACHINES),  # no verdict rests on them
+    **beyond(DNN, seeds=ONE_SEED, learners=16, machines=MACHINES),  # no verdict rests on them
     "one learner, twice the frames": replace(DNN, times=2, decoded=()),
     "16, twice the turns": replace(many(), times=2, decoded=()),
     **{

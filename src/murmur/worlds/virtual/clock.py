@@ -169,7 +169,7 @@ class Clock:
         Args:
             seconds: Seconds from now.
             act: What happens then.
-            kind: EventKind of the event, from which livelocks are told.
+            kind: Kind of the event, from which livelocks are told.
         """
         if not 0 <= seconds < LONGEST_SECONDS:
             raise ValueError(f"an event must lie between now and {LONGEST_SECONDS:g} s from now: {seconds} s")
