@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from murmur.core.group import Group, Message, PeerLost, check_alike, weighted_mean
-from murmur.core.membership import LocalMembership, Membership, MembershipTable, View
+from murmur.core.membership import LocalMembership, Membership, MembershipTable, Shares, View
 from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING, Span, Trace
 from murmur.core.world import Program
 from murmur.worlds.mailbox import Mailbox
@@ -106,6 +106,10 @@ class LockedMembership(Membership):
         with self.hub.changed:
             self.hub.alive()
             return self.line.claim(first, total, size)
+
+    def divide(self, shares: Shares) -> None:
+        with self.hub.changed:
+            self.line.divide(shares)
 
     def unfinished(self) -> Collection[int]:
         with self.hub.changed:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from threading import Event, Lock, Thread
 from typing import Any
 
-from murmur.core.membership import NOTHING, Membership, Preparation, View
+from murmur.core.membership import NOTHING, Membership, Preparation, Shares, View
 from murmur.worlds.process.membership.claims import ClaimClient, ClaimsAhead, Limits, claims_in
 from murmur.worlds.process.membership.server import ENTRY_SECONDS
 from murmur.worlds.process.membership.stalls import Told, read_table
@@ -114,6 +114,9 @@ class StoreMembership(Membership):
         if self._latest is not None:
             self._ahead.expect(*self._latest, seconds, preparation)
 
+    def divide(self, shares: Shares) -> None:
+        self._ask("divide", places=list(shares.places), of=shares.of)
+
     def unfinished(self) -> Collection[int]:
         return list(self._ask("unfinished")["numbers"])
 
@@ -208,6 +211,7 @@ class CountedMembership(Membership):
         self._count, self.rank, self.size = count, rank, size
         self._limits = (0, 0)
         self._doing = 0
+        self._shares: Shares | None = None
         self._reached: set[str] = set()
 
     def view(self, fresh: bool = False) -> View:  # noqa: ARG002 - the view never changes
@@ -217,10 +221,17 @@ class CountedMembership(Membership):
         self._limits = (first, total)
         if self._doing:
             self._count("done", self._doing)
-        end = first + self._count("claimed", size)
-        claim = range(end - size, min(end, total))
+        if self._shares is not None:
+            turn = self._count(f"share of {self.rank}", 1) - 1
+            claim = self._shares.of_rank(self.rank, turn, first, total)
+        else:
+            end = first + self._count("claimed", size)
+            claim = range(end - size, min(end, total))
         self._doing = len(claim)
         return claim or None
+
+    def divide(self, shares: Shares) -> None:
+        self._shares = shares
 
     @property
     def complete(self) -> bool:

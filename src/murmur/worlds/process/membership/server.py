@@ -14,7 +14,7 @@ from collections.abc import Callable
 from threading import Condition
 from typing import Any
 
-from murmur.core.membership import MembershipTable
+from murmur.core.membership import MembershipTable, Shares
 from murmur.worlds.process.transport.wire_format import Head, seconds, text, whole, wholes
 
 MOST_LEARNERS, MOST_NUMBERS, LARGEST = 1 << 16, 1 << 16, 1 << 62  # bounds on a group, on a request, on numbers
@@ -48,6 +48,7 @@ class MembershipServer:
             "enter": self._enter,
             "beat": self._beat,
             "claim": self._claim,
+            "divide": self._divide,
             "unfinished": lambda h: {"numbers": self._table(h).unfinished()},
             "complete": lambda h: {"complete": self._table(h).complete},
             "spent": lambda h: {"spent": self._table(h).spent},
@@ -140,6 +141,11 @@ class MembershipServer:
             found.append(claim)
             doing.extend(claim)
         return {"claims": [(claim.start, claim.stop) for claim in found]}
+
+    def _divide(self, head: Head) -> dict[str, Any]:
+        places = tuple(wholes(head, "places", 0, LARGEST))
+        self._table(head).divide(Shares(places, whole(head, "of", 1, LARGEST)))
+        return {}
 
     def _leave(self, head: Head) -> dict[str, Any]:
         self._ended.add((text(head, "group"), self._rank(head)))
