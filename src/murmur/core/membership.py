@@ -142,6 +142,11 @@ class MembershipTable:
         handed_out = self._next is not None and self._next >= self._total and not self._returned
         return handed_out and not any(self._open.values())
 
+    @property
+    def undone(self) -> int | None:
+        """Number of minibatches of the budget that no learner has done; None if none was ever claimed here."""
+        return None if self._next is None else self._total - self._next + len(self.unfinished())
+
     def arrive(self, rank: int, barrier: str) -> bool:
         """Record that the learner has arrived at a barrier; return True if all live learners have."""
         self._barriers[barrier].add(rank)
@@ -208,6 +213,11 @@ class Membership(ABC):
         """True if every minibatch of the budget has been done."""
 
     @property
+    def undone(self) -> int | None:
+        """Number of minibatches of the budget that no learner has done, also after losses; None if it is unknown."""
+        return None
+
+    @property
     def over(self) -> bool:
         """True if nothing is left to do for a learner that comes late."""
         return self.spent
@@ -243,6 +253,10 @@ class LocalMembership(Membership):
     @property
     def spent(self) -> bool:
         return self.table.spent
+
+    @property
+    def undone(self) -> int | None:
+        return self.table.undone
 
     def arrive(self, barrier: str) -> bool:
         return self.table.arrive(self.rank, barrier)

@@ -6,8 +6,9 @@ The share of a super-learner is that of all its members.
 
 For strategies in which all learners claim (ADPSGD): published asynchronous systems with partitioned data work this way.
 No other learner takes over a straggler's share, so the run lasts as long as the slowest learner needs for its L-th
-part; the rest of a lost learner's share is never done. With `task.chunks.parts` = L a share is also a fixed part of the
-corpus. Lock-step strategies assign minibatches like this anyway.
+part. No other learner takes over the rest of a lost learner's share either: a run with a lost learner ends as
+incomplete, and a launcher starts all learners again from the newest checkpoint. With `task.chunks.parts` = L a share is
+also a fixed part of the corpus. Lock-step strategies assign minibatches like this anyway.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from murmur.core.barrier import Barrier
-from murmur.core.facts import Facts, FactsOfInner, learners_for, vectors_of
+from murmur.core.facts import FactsOfInner, learners_for, vectors_of
 from murmur.core.group import Group, GroupAround
 from murmur.core.learner import Learner, Strategy
 from murmur.core.membership import NOTHING, Membership, Preparation, View
@@ -31,34 +32,46 @@ class ShareMembership(Membership):
 
     Args:
         group: Group of the learners.
-        place: Position of this learner, or of the first member of its super-learner, among all `of` learners.
+        places: Position of each learner, or of the first member of its super-learner, among all `of` learners.
         of: Number of learners.
     """
 
-    def __init__(self, group: Group, place: int, of: int) -> None:
-        self._group, self._place, self._of = group, place, of
-        self._done = Barrier(group, DONE)
+    def __init__(self, group: Group, places: Sequence[int], of: int) -> None:
+        self._group, self._places, self._of = group, places, of
+        self._barrier = Barrier(group, DONE)
         self._left = True
+        self._doing = 0
         self._next: range | None = None
-        self._rest = (range(0), 0, 0)  # starts of its open and later claims, their size, and the end of the budget
+        self._span = (0, 0)
 
     def view(self, fresh: bool = False) -> View:
         return self._group.membership.view(fresh)
 
     def claim(self, first: int, total: int, size: int = 1) -> range | None:
-        # The counter is shared, so that a learner that is started again goes on behind its earlier claims.
-        turn = self._group.count(f"share of {self._group.rank}", 1) - 1
-        start = first + self._place + turn * self._of
-        self._rest = range(start, total, self._of), size, total
-        self._left = start < total
+        # The shared counter holds the claims that are done: a learner that is started again repeats the open one.
+        turn = self._group.count(f"share of {self._group.rank}", self._doing)
+        start = first + self._places[self._group.rank] + turn * self._of
+        self._span, self._left = (first, total), start < total
+        self._doing = int(self._left)
         following = range(start + self._of, min(start + self._of + size, total))
         self._next = following or None
         return range(start, min(start + size, total)) or None
 
-    def unfinished(self) -> Collection[int]:
-        """Return the rest of this learner's own share; the others know theirs."""
-        starts, size, total = self._rest
+    def _rest(self, rank: int, done: int) -> list[int]:
+        """Return the share of a learner without its first claims."""
+        (first, total), place = self._span, self._places[rank]
+        size = (*self._places[rank + 1 : rank + 2], self._of)[0] - place
+        starts = range(first + place + done * self._of, total, self._of)
         return [n for start in starts for n in range(start, min(start + size, total))]
+
+    def unfinished(self) -> Collection[int]:
+        """Return the open and later claims of this learner, and the rest of the shares of lost ones."""
+        ranks = {self._group.rank, *range(self._group.size)} - ({*self.view().live} - {self._group.rank})
+        return [n for rank in ranks for n in self._rest(rank, self._group.count(f"share of {rank}"))]
+
+    @property
+    def undone(self) -> int | None:
+        return sum(len(self._rest(rank, self._group.count(f"share of {rank}"))) for rank in range(self._group.size))
 
     def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:  # noqa: ARG002 - no matter when
         if self._next is not None:
@@ -70,7 +83,7 @@ class ShareMembership(Membership):
 
     @property
     def spent(self) -> bool:
-        return not self._left and self._done.arrive()
+        return not self._left and self._barrier.arrive()
 
     def arrive(self, barrier: str) -> bool:
         return self._group.membership.arrive(barrier)
@@ -85,7 +98,7 @@ class SharesGroup(GroupAround):
     def __init__(self, inner: Group, places: Sequence[int], of: int) -> None:
         super().__init__(inner)
         self._places, self._of = places, of
-        self._shares = ShareMembership(inner, places[inner.rank], of)
+        self._shares = ShareMembership(inner, places, of)
 
     @property
     def membership(self) -> Membership:
@@ -118,10 +131,6 @@ class OwnShares(FactsOfInner):
     @property
     def inner(self) -> Strategy:
         return self.strategy
-
-    @property
-    def tolerates_loss(self) -> bool:
-        return Facts.of(self.strategy).tolerates_loss
 
     def vectors_sent(self, learners: int, samples: float) -> float:
         return vectors_of(self.strategy, learners, samples)

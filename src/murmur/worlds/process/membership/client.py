@@ -125,6 +125,11 @@ class StoreMembership(Membership):
     def spent(self) -> bool:
         return bool(self._ask("spent")["spent"])
 
+    @property
+    def undone(self) -> int | None:
+        found = self._ask("undone")["undone"]
+        return None if found is None else int(found)
+
     def arrive(self, barrier: str) -> bool:
         return bool(self._ask("arrive", barrier=barrier)["all"])
 

@@ -50,6 +50,7 @@ class MembershipServer:
             "claim": self._claim,
             "unfinished": lambda h: {"numbers": self._table(h).unfinished()},
             "complete": lambda h: {"complete": self._table(h).complete},
+            "undone": lambda h: {"undone": self._table(h).undone},
             "spent": lambda h: {"spent": self._table(h).spent},
             "arrive": lambda h: {"all": self._table(h).arrive(self._rank(h), text(h, "barrier"))},
             "leave": self._leave,
