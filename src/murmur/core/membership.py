@@ -11,7 +11,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 ENDED = "ended"  # barrier at which all learners end their run
@@ -98,6 +98,10 @@ class MembershipTable:
         if rank in self.view.incarnations:
             self._give_back(rank)
             self._without(rank, left=int(rank in self._barriers[ENDED]))
+
+    def renumber(self) -> None:
+        """Give the view a new number, so that all learners look at what is known of the lost ones."""
+        self.view = replace(self.view, number=self.view.number + 1)
 
     def claim(self, rank: int, first: int, total: int, size: int = 1, doing: Collection[int] = ()) -> range | None:
         """Claim the next numbers in first .. total - 1 that no learner has done or is doing, at most `size` of them.

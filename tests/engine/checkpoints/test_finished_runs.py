@@ -64,7 +64,9 @@ def test_a_finished_run_is_not_computed_again(
     assert outcome.found
     assert outcome.leads
     assert outcome.figures == pytest.approx(before.figures, rel=1e-12)
-    assert all(map(bool, [(a == b).all() for a, b in zip(outcome.model.parameters(), before.model.parameters())]))
+    assert all(
+        map(bool, [(a == b).all() for a, b in zip(outcome.model.parameters(), before.model.parameters(), strict=True)])
+    )
 
 
 @pytest.mark.parametrize("strategy", [SuperLearners(KAVG(4), 2), SuperLearners(ADPSGD(), 2)], ids=named)
