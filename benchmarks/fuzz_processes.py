@@ -7,7 +7,8 @@ added later. Faults are SIGKILL, also once more right after the learner was star
 a start that is held up, and SIGTERM to the launcher. A run that does not end with status 0 is resumed without faults.
 
 Every learner appends each minibatch that it computes to a file of its own. Requirements: with status 0 all minibatches
-are in these files, and the model and the score are there; any other status is 75 or 79; every launch ends; the resumed
+are in these files, and the model and the score are there; any other status is 75 or 79 (or that of SIGTERM
+during the start); every launch ends; the resumed
 run ends with 0; no process is left.
 
 Learners are forked from this process, as in `kills.py`, so that a run takes a few seconds. Each seed adds a line to
@@ -271,7 +272,7 @@ def judge(folder: Path, status: int | None, resume: bool) -> list[str]:
     if status is None:
         return ["never ends"]
     wrong = [f"process {pid} is left" for pid in left(folder)]
-    if status != 0 and (resume or status not in (PEER_LOST_STATUS, STOPPED_STATUS)):
+    if status != 0 and (resume or status not in (PEER_LOST_STATUS, STOPPED_STATUS, -signal.SIGTERM)):
         return [*wrong, f"exception: status {status}"]
     if "Traceback" in (folder / "said").read_text(errors="replace"):
         wrong.append("exception: a traceback")
