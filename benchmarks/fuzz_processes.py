@@ -131,11 +131,16 @@ class NotingLaunch(ForkLaunch):
             file.write(f"{(self.born / str(unit.rank)).read_text()}\n")
 
 
-def launched(request: RunRequest, folder: Path) -> int:
-    """Act as the process of `murmur train`."""
-    with (folder / "said").open("ab") as log:
+def speak_to(said: Path) -> None:
+    """Append all output of this process to a file."""
+    with said.open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+
+
+def launched(request: RunRequest, folder: Path) -> int:
+    """Act as the process of `murmur train`."""
+    speak_to(folder / "said")
     setattr(training, "Launch", partial(NotingLaunch, out=request.out, born=folder / "born"))  # noqa: B010
     try:
         return training.train(request, request.experiment())
@@ -145,9 +150,7 @@ def launched(request: RunRequest, folder: Path) -> int:
 
 def added_learner(request: RunRequest, folder: Path) -> int:
     """Act as the process of `murmur add`; 0 if the run has not begun or has ended."""
-    with (folder / "said-added").open("ab") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    speak_to(folder / "said-added")
     assert request.secret_file is not None
     try:
         more = one_more(request.out, request.secret_file, 1, trust=True)

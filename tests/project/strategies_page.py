@@ -50,7 +50,6 @@ REMARKS = {  # strategy -> what the loss of a learner means for it, beside its f
     "ASGD": "the run ends without a server",
     "Downpour": "the run ends if the learner held a shard of the server",
     "EASGD": "the run ends if the learner held a shard of the centre",
-    "OwnShares": "as its inner strategy; the lost learner's minibatches wait until it is restarted",
     "SuperLearners": "the node is lost with its learner; the run ends if the strategy among nodes is lock-step",
 }
 MEANINGS = {  # fact -> its meaning

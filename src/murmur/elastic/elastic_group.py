@@ -84,7 +84,7 @@ class ElasticGroup(GroupAround):
         self.name = f"elastic {world.name}"
         self.me, self.buffers = me, buffers
         self.adds_beside, self.tolerates_loss = False, True
-        self.regrouped = 0
+        self.regrouped = self._formed = 0
         self._now: Group = world
         # A member that was lost before this moment counts as a member: the first collective fails, and finds it gone.
         alive = (world.membership.view() if began is None else began).incarnations
@@ -161,7 +161,9 @@ class ElasticGroup(GroupAround):
             members = self._members
             try:
                 result = await act(self._now)
+                self.regrouped = self._formed
             except PeerLost as lost:
+                # A result of others is one of the former group, in which they are until the next collective.
                 result = await self._recover(like, lost)
         if ends_round:
             self._shares = {r: share for r, share in self._said.items() if r in self._members}
@@ -186,7 +188,7 @@ class ElasticGroup(GroupAround):
             try:
                 self._now.close()
                 await self._form(None, latecomers=True)
-                self._waiting = False
+                self._waiting, self.regrouped = False, self._formed
             except PeerLost:
                 continue  # a member or a late learner was lost meanwhile
             except ThoughtLost:
@@ -237,7 +239,7 @@ class ElasticGroup(GroupAround):
         self._now.close()
         self._now = self.inner.among([self.rank], named.name)
         self._set_members(named.members)
-        self.regrouped += 1
+        self._formed += 1
 
     def _set_members(self, members: Mapping[int, int]) -> None:
         """Set the members; one that was added later may have a rank beyond the others'."""
@@ -267,7 +269,7 @@ class ElasticGroup(GroupAround):
         else:
             found = await self._share_result(completed, like)
         self._set_members(named.members)
-        self.regrouped += 1
+        self._formed += 1
         return found
 
     async def _join(self, named: Named, entering: bool) -> tuple[list[float], list[float]]:

@@ -66,10 +66,8 @@ async def run_strategy(
             if outside:
                 me.outer.clear()
                 await left.enter(named)
-                entered(source.reached(me.steps))
-                log.info(
-                    "learner %d goes on with the others after %d minibatches", me.group.rank, source.reached(me.steps)
-                )
+                entered(done := source.reached(me.steps))
+                log.info("learner %d goes on with the others after %d minibatches", me.group.rank, done)
             await strategy(me)
         except LeftBehind as left_behind:
             log.warning("learner %d was taken for lost: the others let it in again", me.group.rank)
