@@ -30,7 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,10 @@ from murmur.run.configuration import configure
 from murmur.run.learner import run_learner
 from murmur.run.request import RunRequest
 from murmur.strategies import ADPSGD
-from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS, Unit
+from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS
 
 MINIBATCHES = 60
-START_SECONDS, LEASE_SECONDS = 15.0, 2.0
+REQUEST = partial(RunRequest, source=str(Path(__file__).resolve()), threads=1, lease_seconds=2.0, start_seconds=15.0)
 BOUND_SECONDS, LAST_SECONDS = 240.0, 30.0  # of a launch; of an added learner after the end of the launch
 INNER = (
     *("KAVG(K=4)", "BMUF(K=4)", "SyncSGD()", "DelayByOne()", "ADPSGD()", "A2CiD2()", "ASGD()", "DiLoCo(4)"),
@@ -65,14 +65,11 @@ ADDING = ("KAVG(K=4)", "BMUF(K=4)", "ADPSGD()")
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """A fault of a learner.
 
-    Attributes:
-        how: "KILL", "AGAIN" (a kill, and another one of the process that replaces it), "STOP", "HELD" (stopped from its
-            start on) or "TERM" (of the launcher).
-        victim: rank of the learner.
-        share: time, as a share of an undisturbed run's length.
-        seconds: time from a stop to its end, or ten times that from the start of the second process to its kill.
+    `how` is "KILL", "AGAIN" (a kill, and another one of the process that replaces it), "STOP", "HELD" (stopped from its
+    start on) or "TERM" (of the launcher); `share` is its time in an undisturbed run's length. A stop ends after
+    `seconds`; a second kill comes a tenth of that after the start.
     """
 
     how: str
@@ -83,7 +80,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Case:
-    """One run and its faults; `added` is the time of an added learner, as a share; None: there is none."""
+    """One run and its faults; `added` is the share at which a learner is added; None: there is none."""
 
     seed: int
     strategy: str
@@ -97,13 +94,13 @@ class Case:
         """Draw the case of a seed."""
         draw = random.Random(f"processes {seed}")
         strategy, learners = draw.choice(list(strategies())), draw.randint(2, 5)
-        hows = draw.choices(
-            ("KILL", "AGAIN", "STOP", "HELD", "TERM"), (5, 2, 3, 1, 1), k=draw.choice((0, 1, 1, 2, 2, 3, 4))
-        )
-        faults = (
-            Fault(how, draw.randrange(learners), draw.uniform(0.0, 1.1), draw.choice((0.1, 1.0, 4.0)) * draw.random())
-            for how in hows
-        )
+        count = draw.choice((0, 1, 1, 2, 2, 3, 4))
+        hows = draw.choices(("KILL", "AGAIN", "STOP", "HELD", "TERM"), (5, 2, 3, 1, 1), k=count)
+        seconds = [draw.choice((0.1, 1.0, 4.0)) * draw.random() for _ in hows]
+        faults = [
+            Fault(how, draw.randrange(learners), draw.uniform(0.0, 1.1), s)
+            for how, s in zip(hows, seconds, strict=True)
+        ]
         added = draw.random() if strategy in ADDING and draw.random() < 0.5 else None
         return cls(seed, strategy, learners, draw.choice((0, 0, 1, 1, 2)), tuple(faults), added)
 
@@ -122,15 +119,6 @@ def experiment() -> Experiment:
     return Experiment(Logged(), ADPSGD(), Budget(epochs=1), SGD(0.1), evaluate_every_epochs=0.25, scaling=Fixed())
 
 
-class NotingLaunch(ForkLaunch):
-    """A launch that also appends the process number of every learner to a list."""
-
-    def _start(self, unit: Unit, resume: bool) -> None:
-        super()._start(unit, resume)
-        with (self.born.parent / "processes").open("a") as file:
-            file.write(f"{(self.born / str(unit.rank)).read_text()}\n")
-
-
 def speak_to(said: Path) -> None:
     """Append all output of this process to a file."""
     with said.open("ab") as log:
@@ -141,7 +129,7 @@ def speak_to(said: Path) -> None:
 def launched(request: RunRequest, folder: Path) -> int:
     """Act as the process of `murmur train`."""
     speak_to(folder / "said")
-    setattr(training, "Launch", partial(NotingLaunch, out=request.out, born=folder / "born"))  # noqa: B010
+    setattr(training, "Launch", partial(ForkLaunch, out=request.out, born=folder / "born"))  # noqa: B010
     try:
         return training.train(request, request.experiment())
     except Stopped:
@@ -220,19 +208,9 @@ def go(case: Case, folder: Path, resume: bool, length: float) -> int | None:
     secret = folder / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")
     secret.chmod(0o600)
-    request = RunRequest(
-        source=str(Path(__file__).resolve()),
-        settings=(f"task.folder={folder / 'log'}",),
-        strategy=case.strategy,
-        learners=case.learners,
-        out=folder / "out",
-        resume=resume,
-        restarts=0 if resume else case.restarts,
-        threads=1,
-        lease_seconds=LEASE_SECONDS,
-        start_seconds=START_SECONDS,
-        secret_file=secret,
-    )
+    out, logs, restarts = folder / "out", (f"task.folder={folder / 'log'}",), 0 if resume else case.restarts
+    run = REQUEST(strategy=case.strategy, learners=case.learners, restarts=restarts)
+    request = replace(run, out=out, settings=logs, secret_file=secret, resume=resume)
     shutil.rmtree(folder / "born", ignore_errors=True)
     launcher, more = Forked(partial(launched, request, folder)), list[Forked]()
     faults = Faults(case if not resume else Case(0, "", 0, 0, (), None), folder, launcher.pid, length)
@@ -257,7 +235,8 @@ def go(case: Case, folder: Path, resume: bool, length: float) -> int | None:
 def left(folder: Path) -> list[int]:
     """Processes of learners that are still there; they are killed."""
     time.sleep(0.1)
-    pids = [int(line) for line in (folder / "processes").read_text().split()] if (folder / "processes").exists() else []
+    pids = {int(log.stem) for log in (folder / "log").glob("*.log")}
+    pids |= {int(file.read_text()) for file in (folder / "born").glob("[0-9]*")}
     found = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     for pid in found:
         _send(pid, signal.SIGKILL)
