@@ -59,7 +59,7 @@ INNER = (
     *("KAVG(K=4)", "BMUF(K=4)", "SyncSGD()", "DelayByOne()", "ADPSGD()", "A2CiD2()", "ASGD()", "DiLoCo(4)"),
     *("Downpour(2,3)", "EASGD(2)", "QuasiGlobal()", "SlowMo(4)", "AdaptiveKAVG()"),
 )
-AROUND = ("{}", "{}", "SuperLearners({},2)", "SuperLearners({},3)", "OwnShares({})", "Compressed({},'bfloat16')")
+AROUND = ("{}", "SuperLearners({},2)", "SuperLearners({},3)", "OwnShares({})", "Compressed({},'bfloat16')")
 ADDING = ("KAVG(K=4)", "BMUF(K=4)", "ADPSGD()")
 
 
@@ -107,7 +107,7 @@ class Case:
 
 def strategies() -> Iterator[str]:
     """Yield the strategies that can be built, nested up to twice."""
-    for inner, first, second in itertools.product(INNER, AROUND[1:], AROUND[1:]):
+    for inner, first, second in itertools.product(INNER, AROUND, AROUND):
         text = second.format(first.format(inner))
         with suppress(ValueError, TypeError):
             configure(experiment(), (), text)
@@ -151,22 +151,16 @@ def added_learner(request: RunRequest, folder: Path) -> int:
 class Faults:
     """The faults of a case, carried out while its launch runs."""
 
-    def __init__(self, case: Case, folder: Path, launcher: int, length: float) -> None:
-        self._folder, self._launcher = folder, launcher
-        self._began = time.monotonic()
-        self._due: list[tuple[float, Callable[[], None]]] = []
-        for fault in case.faults:
-            at = 0.0 if fault.how == "HELD" else fault.share * length
-            self.at(at, partial(self._carry_out, fault))
-
-    def at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Carry something out so many seconds after the start."""
-        self._due.append((seconds, act))
+    def __init__(self, faults: Sequence[Fault], folder: Path, launcher: int, length: float) -> None:
+        self._folder, self._launcher, self._began = folder, launcher, time.monotonic()
+        self.due: list[tuple[float, Callable[[], None]]] = [
+            (0.0 if fault.how == "HELD" else fault.share * length, partial(self._carry_out, fault)) for fault in faults
+        ]
 
     def poll(self) -> None:
         """Carry out what is due."""
         now = time.monotonic() - self._began
-        due, self._due = [act for at, act in self._due if at <= now], [(at, act) for at, act in self._due if at > now]
+        due, self.due = [act for at, act in self.due if at <= now], [(at, act) for at, act in self.due if at > now]
         for act in due:
             act()
 
@@ -174,28 +168,26 @@ class Faults:
         now = time.monotonic() - self._began
         pid = self._launcher if fault.how == "TERM" else self._process_of(fault.victim)
         if pid is None:
-            self.at(now + 0.01, partial(self._carry_out, fault))
+            self.due.append((now + 0.01, partial(self._carry_out, fault)))
         elif fault.how in ("STOP", "HELD"):
             _send(pid, signal.SIGSTOP)
-            self.at(now + fault.seconds, partial(_send, pid, signal.SIGCONT))
+            self.due.append((now + fault.seconds, partial(_send, pid, signal.SIGCONT)))
         else:
             _send(pid, signal.SIGTERM if fault.how == "TERM" else signal.SIGKILL)
             if fault.how == "AGAIN":
-                self.at(now, partial(self._await_next, fault, pid))
+                self.due.append((now, partial(self._await_next, fault, pid)))
 
     def _await_next(self, fault: Fault, before: int) -> None:
         """Wait for the process that replaces a killed one; kill it a little later."""
         now, pid = time.monotonic() - self._began, self._process_of(fault.victim)
         if pid in (None, before):
-            self.at(now + 0.002, partial(self._await_next, fault, before))
+            self.due.append((now + 0.002, partial(self._await_next, fault, before)))
         else:
-            self.at(now + 0.1 * fault.seconds, partial(_send, pid, signal.SIGKILL))
+            self.due.append((now + 0.1 * fault.seconds, partial(_send, pid, signal.SIGKILL)))
 
     def _process_of(self, rank: int) -> int | None:
-        try:
-            return int((self._folder / "born" / str(rank)).read_text())
-        except FileNotFoundError:
-            return None
+        born = self._folder / "born" / str(rank)
+        return int(born.read_text()) if born.exists() else None
 
 
 def _send(pid: int, number: signal.Signals) -> None:
@@ -213,9 +205,9 @@ def go(case: Case, folder: Path, resume: bool, length: float) -> int | None:
     request = replace(run, out=out, settings=logs, secret_file=secret, resume=resume)
     shutil.rmtree(folder / "born", ignore_errors=True)
     launcher, more = Forked(partial(launched, request, folder)), list[Forked]()
-    faults = Faults(case if not resume else Case(0, "", 0, 0, (), None), folder, launcher.pid, length)
+    faults = Faults(() if resume else case.faults, folder, launcher.pid, length)
     if case.added is not None and not resume:
-        faults.at(case.added * length, lambda: more.append(Forked(partial(added_learner, request, folder))))
+        faults.due.append((case.added * length, lambda: more.append(Forked(partial(added_learner, request, folder)))))
     until = time.monotonic() + BOUND_SECONDS
     while launcher.poll() is None and time.monotonic() < until:
         faults.poll()
@@ -243,12 +235,6 @@ def left(folder: Path) -> list[int]:
     return found
 
 
-def undone(folder: Path) -> int:
-    """Minibatches of the budget that no learner has computed."""
-    logs = (log.read_text().split() for log in (folder / "log").glob("*.log"))
-    return len(set(range(MINIBATCHES)) - {int(number) for numbers in logs for number in numbers})
-
-
 def judge(folder: Path, status: int | None, resume: bool) -> list[str]:
     """Faults in the end of a launch."""
     if status is None:
@@ -260,7 +246,8 @@ def judge(folder: Path, status: int | None, resume: bool) -> list[str]:
         wrong.append("exception: a traceback")
     if status == 0:
         wrong += [f"exception: status 0 without {n}" for n in training.WHOLE if not (folder / "out" / n).is_file()]
-        wrong += [f"{missing} undone"] if (missing := undone(folder)) else []
+        done = {n for log in (folder / "log").glob("*.log") for n in log.read_text().split()}
+        wrong += [f"{MINIBATCHES - len(done)} undone"] if len(done) < MINIBATCHES else []
     return wrong
 
 

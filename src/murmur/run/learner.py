@@ -103,12 +103,10 @@ def _learn_and_test(
     except (PeerLost, ConnectionError) as error:
         log.error("learner %d: %s", place.rank, error)
         return LearnerEnd(PEER_LOST_STATUS)
-    except IncompleteRun as error:
+    except (WorldMismatch, IncompleteRun, FloatingPointError, SettingError, ValueError, OSError) as error:
         log.error("learner %d: %s", place.rank, error)
-        return LearnerEnd(PEER_LOST_STATUS if error.lost else 1, str(error))
-    except (WorldMismatch, FloatingPointError, SettingError, ValueError, OSError) as error:
-        log.error("learner %d: %s", place.rank, error)
-        return LearnerEnd(1, str(error) if place.size == 1 else f"learner {place.rank}: {error}")
+        status = PEER_LOST_STATUS if isinstance(error, IncompleteRun) and error.lost else 1
+        return LearnerEnd(status, str(error) if place.size == 1 else f"learner {place.rank}: {error}")
     asked.stop()  # a request after the last boundary: only the test is left
     if outcome.leads and not (outcome.found and is_tested(request.out)):
         report(request, experiment, outcome.model)
