@@ -32,7 +32,7 @@ matrix:
 # Runs under a real Slurm of four nodes on this host, and figures in results/bench; as root, with Slurm and munge installed.
 cluster-# 100,000 simulated runs of random strategies with random faults; it goes on where it ended.
 fuzz-runs: .venv/installed-dev
-	PYTHONPATH=. $(BIN)/python benchmarks/fuzz_runs.py
+	$(BIN)/python benchmarks/fuzz_runs.py
 
 check: .venv/installed-dev
 	$(BIN)/pytest -v -m cluster -rs tests/cluster
@@ -48,7 +48,7 @@ check: .venv/installed-dev
 	$(BIN)/mypy
 
 bench: .venv/installed-dev
-	@for script in $(filter-out $(addprefix benchmarks/,adaptation_speed.py device_gradients.py folds.py fuzz_cases.py fuzz_runs.py sequence_step.py export_agreement.py word_times.py measure.py results.py namespaces.py paced.py equal_samples.py natural_gradient_samples.py noise_perturbation.py graph_memory.py kills.py learning_curves.py pronunciations.py soak.py trouble.py studies.py studies_cells.py studies_page.py studies_pictures.py two_processes.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out $(addprefix benchmarks/,adaptation_speed.py device_gradients.py folds.py fuzz_cases.py fuzz_oracle.py fuzz_processes.py fuzz_runs.py sequence_step.py export_agreement.py word_times.py measure.py results.py namespaces.py paced.py equal_samples.py natural_gradient_samples.py noise_perturbation.py graph_memory.py kills.py learning_curves.py pronunciations.py soak.py trouble.py studies.py studies_cells.py studies_page.py studies_pictures.py two_processes.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
 # An hour of faults; as root on hosts of their own (network namespaces), else kills and stops only.
 soak: .venv/installed-dev

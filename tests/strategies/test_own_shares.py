@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
 
 from murmur.core.compression import COMPRESSIONS, CompressedGroup
+from murmur.core.group import PeerLost
 from murmur.core.learner import Strategy
 from murmur.core.membership import MembershipTable, Shares
 from murmur.core.world import Seat, World
@@ -94,6 +96,29 @@ def test_a_learner_that_comes_back_goes_on_behind_its_earlier_minibatches() -> N
     assert sorted(set(taken)) == list(range(60))
     assert len(taken) <= 61  # the one that it was computing when it was lost
     assert steps[2] == len(range(2, 60, 3)) - 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "learners"),
+    [(OwnShares(), 3), (SuperLearners(OwnShares(), 2), 6), (OwnShares(SuperLearners(ADPSGD(), 2)), 5)],
+    ids=["learners", "nodes", "around nodes"],
+)
+def test_a_run_that_is_resumed_does_what_a_lost_learner_had_left(
+    strategy: Strategy, learners: int, tmp_path: Path
+) -> None:
+    """The checkpoints after the loss are those of the others, who must know what is left of its share."""
+    taken: list[int] = []
+    run = Experiment(Noted(4, 16, per_epoch=60), strategy, Budget(epochs=1), SGD(0.05), evaluate_every_epochs=0.2)
+    object.__setattr__(run.task, "taken", taken)
+    faults = (Kill(2, 0.35), *(Kill(i, 0.95 if learners > 3 else 1.65) for i in range(learners)))
+    world = VirtualWorld(Cluster(learners, ConstantSeconds(0.1), faults=faults, lease_seconds=0.3))
+    with pytest.raises(PeerLost):
+        Trainer(run, world, tmp_path).fit()
+    before = set(taken)
+    assert 10 < len(set(range(60)) - before) < 30
+    Trainer(run, VirtualWorld(learners), tmp_path, resume=True).fit()
+    assert set(taken) == set(range(60))
+    assert len(taken) < 60 + len(before)  # it goes on from a checkpoint
 
 
 def claims(table: MembershipTable, rank: int, size: int, most: int = 99) -> list[range]:

@@ -33,7 +33,15 @@ class DamagedCheckpoint(RuntimeError):
 
 
 class IncompleteRun(RuntimeError):
-    """A run has ended without computing every minibatch of its budget exactly once."""
+    """A run has ended without computing every minibatch of its budget exactly once.
+
+    Attributes:
+        lost: True if a lost learner has left them, so that the run can be resumed.
+    """
+
+    def __init__(self, message: str, lost: bool = False) -> None:
+        super().__init__(message)
+        self.lost = lost
 
 
 # Errors that a user can cause and correct. SettingError and CorpusError are ValueErrors.

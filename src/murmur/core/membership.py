@@ -11,7 +11,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -138,6 +138,10 @@ class MembershipTable:
             raise ValueError(f"the numbers are divided as {self._shares}, and cannot be divided as {shares}")
         self._shares = shares
 
+    def renumber(self) -> None:
+        """Give the view a new number, so that all learners look at what is known of the lost ones."""
+        self.view = replace(self.view, number=self.view.number + 1)
+
     def claim(self, rank: int, first: int, total: int, size: int = 1, doing: Collection[int] = ()) -> range | None:
         """Claim the next numbers in first .. total - 1 that no learner has done or is doing, at most `size` of them.
 
@@ -219,6 +223,25 @@ class MembershipTable:
             return not any(self._left_of(rank) for rank in range(len(self._shares.places)))
         return self._next >= self._total
 
+    @property
+    def undone(self) -> int | None:
+        """Number of minibatches of the budget that no learner has done; None if none was ever claimed here."""
+        if self._first is None:
+            return None
+        handed_back = len(self._returned) + sum(map(len, self._open.values()))
+        return handed_back + (max(0, self._total - self._next) if self._shares is None else self._undivided())
+
+    def _undivided(self) -> int:
+        """Number of the numbers of all shares that were not handed out."""
+        assert self._shares is not None
+        assert self._first is not None
+        left = 0
+        for rank in range(len(self._shares.places)):
+            turn = self._turns[rank]
+            while found := self._shares.of_rank(rank, turn, self._first, self._total):
+                left, turn = left + len(found), turn + 1
+        return left
+
     def arrive(self, rank: int, barrier: str) -> bool:
         """Record that the learner has arrived at a barrier; return True if all live learners have."""
         self._barriers[barrier].add(rank)
@@ -293,6 +316,11 @@ class Membership(ABC):
         """True if every minibatch of the budget has been done."""
 
     @property
+    def undone(self) -> int | None:
+        """Number of minibatches of the budget that no learner has done, also after losses; None if it is unknown."""
+        return None
+
+    @property
     def over(self) -> bool:
         """True if nothing is left to do for a learner that comes late."""
         return self.spent
@@ -331,6 +359,10 @@ class LocalMembership(Membership):
     @property
     def spent(self) -> bool:
         return self.table.spent
+
+    @property
+    def undone(self) -> int | None:
+        return self.table.undone
 
     def arrive(self, barrier: str) -> bool:
         return self.table.arrive(self.rank, barrier)

@@ -20,7 +20,7 @@ from murmur.core.flat import Layout
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import Preparation
 from murmur.core.moments import Moments
-from murmur.core.source import SKIPPED_SAMPLES, WHOLE
+from murmur.core.source import SKIPPED_SAMPLES, WHOLE, Computed
 from murmur.core.torch_private import foreach_copy_
 from murmur.core.trace import COMMUNICATING, COMPUTE, DATA, WAITING
 from murmur.core.world import Seat
@@ -119,9 +119,13 @@ class TaskSource:
         return self.assignment.reached(steps)
 
     @property
-    def to_do(self) -> int:
-        """Fingerprint of the minibatches that this launch has to compute."""
-        return wanted(self.first, self.total, self._moved)
+    def to_do(self) -> Computed:
+        """Minibatches that this launch has to compute."""
+        return Computed(self.total - self.first, wanted(self.first, self.total, self._moved))
+
+    def computed(self) -> Computed:
+        """Return the minibatches that this learner has computed in this launch."""
+        return Computed(self.cover.count, self.cover.fingerprint)
 
     def begin_at(self, position: Position) -> None:
         """Set the position from which this launch resumes."""

@@ -105,11 +105,18 @@ def _learn_and_test(
         return LearnerEnd(PEER_LOST_STATUS)
     except (WorldMismatch, IncompleteRun, FloatingPointError, SettingError, ValueError, OSError) as error:
         log.error("learner %d: %s", place.rank, error)
-        return LearnerEnd(1, str(error) if place.size == 1 else f"learner {place.rank}: {error}")
+        status = PEER_LOST_STATUS if isinstance(error, IncompleteRun) and error.lost else 1
+        return LearnerEnd(status, str(error) if place.size == 1 else f"learner {place.rank}: {error}")
     asked.stop()  # a request after the last boundary: only the test is left
-    if outcome.leads:
+    if outcome.leads and not (outcome.found and is_tested(request.out)):
         report(request, experiment, outcome.model)
     return LearnerEnd(0)
+
+
+def is_tested(out: Path) -> bool:
+    """True if the test in a folder is not older than the model of the end of the run there."""
+    model, score = out / "model.json", out / "score.json"
+    return score.is_file() and score.stat().st_mtime_ns >= model.stat().st_mtime_ns
 
 
 def scaled_for(request: RunRequest, experiment: Experiment, learners: int) -> Experiment:

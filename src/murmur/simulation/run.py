@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from murmur.core.errors import SettingError
+from murmur.core.errors import IncompleteRun, SettingError
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.group import PeerLost
@@ -56,11 +56,14 @@ def side_by_side(simulations: Sequence[Simulation], jobs: int) -> list[Account |
 
 
 def attempt(simulation: Simulation, labelled: bool = False) -> Account | Failure:
-    """Simulate; return a `Failure` if a needed learner was lost, training diverged, or learners wait for ever."""
+    """Simulate; return a `Failure` if a needed learner was lost, training diverged, or learners wait for ever.
+
+    A run in which a lost learner has left minibatches fails too.
+    """
     label = simulation.out.name if labelled else ""
     try:
         return simulate(simulation, label)
-    except (PeerLost, FloatingPointError) as error:
+    except (PeerLost, FloatingPointError, IncompleteRun) as error:
         return Failure(simulation.strategy or simulation.source, str(error))
     except (Deadlock, Livelock) as error:
         return Failure(simulation.strategy or simulation.source, f"the run cannot end: {error}")

@@ -125,6 +125,11 @@ class LockedMembership(Membership):
         with self.hub.changed:
             return self.line.spent
 
+    @property
+    def undone(self) -> int | None:
+        with self.hub.changed:
+            return self.line.undone
+
     def arrive(self, barrier: str) -> bool:
         with self.hub.changed:
             self.hub.alive()

@@ -35,8 +35,11 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
     with me.steady:
         tensors["weights"] = me.weights.snapshot()
         tensors.update({OUTER + name: vector for name, vector in me.outer_to_keep.items()})
+    learners, claims = savers(me), claims_of(me, source, mark)
+    while savers(me) != learners:  # a learner was lost or has come: claims are of the same moment
+        learners, claims = savers(me), claims_of(me, source, mark)
     facts = {
-        "learners": savers(me),
+        "learners": learners,
         "world": me.seat.group.size,
         "seconds": source.clock.seconds,
         "counted": dict(me.seat.counted()),
@@ -49,7 +52,7 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
         "optimizer_state": kind_of_state(source.optimizer),
         "heldout": source.heldout,
         "counters": source.counters.described(steps_taken(me, source)),
-        "claims": claims_of(me, source, mark).described(),
+        "claims": claims.described(),
     }
     return tensors, facts
 
