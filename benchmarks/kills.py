@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from measure import bar, close
+from murmur.core.whole_files import FinishedLines
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
@@ -361,7 +362,7 @@ def lacks(folder: Path) -> list[str]:
     """Missing parts of a run that ended with status 0."""
     out = folder / "out"
     missing = [name for name in training.WHOLE if not (out / name).is_file()]
-    records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()] if not missing else []
+    records = [json.loads(line) for line in FinishedLines(out / "records.jsonl")] if not missing else []
     ends = [record["minibatches"] for record in records if record["kind"] == "evaluation"]
     if not missing and (not ends or ends[-1] != MINIBATCHES):
         missing.append("records up to the budget")
