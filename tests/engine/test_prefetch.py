@@ -198,7 +198,7 @@ def test_records_say_how_long_each_step_waited_for_data(tmp_path: Path) -> None:
         assert all(step["compute_seconds"] >= 0.03 for step in steps)
     assert min(waited[0]) >= 0.02
     assert waited[2][0] >= 0.02  # the first cannot be foreseen
-    assert sorted(waited[2][1:])[5] < 0.01
+    assert sorted(waited[2][1:])[5] < min(waited[0])
 
 
 def test_asynchronous_learners_draw_every_minibatch(tmp_path: Path) -> None:
