@@ -436,7 +436,7 @@ def campaign(runs: int, out: Path, seed: int, spawn: bool) -> list[dict[str, Any
     """Perform all runs that are not done yet; return the lines of all."""
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "kills.jsonl"
-    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    rows = [json.loads(line) for line in FinishedLines(kept)] if kept.exists() else []
     done = {row["number"] for row in rows}
     for number in (n for n in range(runs) if n not in done):
         plan = Plan.drawn(seed, number)
