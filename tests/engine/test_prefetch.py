@@ -229,8 +229,7 @@ def test_shares_are_prepared_ahead(tmp_path: Path) -> None:
     experiment = Experiment(Slow(samples=4), OwnShares(), Budget(minibatches=12))
     Trainer(experiment, ThreadWorld(1), tmp_path).fit()
     waited = sorted(step["data_seconds"] for step in steps_in(tmp_path))
-    assert waited[6] < 0.01
-    assert waited[-1] >= 0.02  # the first
+    assert waited[6] < 0.02 <= waited[-1]  # a minibatch takes 20 ms to make; the first cannot be foreseen
 
 
 @pytest.mark.gpu
