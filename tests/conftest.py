@@ -3,10 +3,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+import hypothesis
 import pytest
 import torch
 
 from pool import Pool
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine takes any time for an example
+hypothesis.settings.load_profile("untimed")  # --hypothesis-profile comes later
 
 # The core is tested where the speech libraries are not installed too (a GPU machine without a registry).
 SPEECH = ("lhotse", "kaldifst", "kaldi_hmm_gmm", "kaldi_decoder", "jiwer", "soundfile")
