@@ -22,8 +22,9 @@ test: .venv/installed-dev
 	$(BIN)/pytest -n 2
 
 # With the long campaigns too, and the tests that compute as on other processors; hours.
-test-all: .venv/installed-dev processors
+test-all: .venv/installed-dev
 	$(BIN)/pytest -n 2 -m "not gpu and not cluster"
+	$(BIN)/python tests/processors/campaign.py
 
 # The tests that compute with the instructions of other processors and with 1, 2 and 4 threads; an hour and more.
 processors: .venv/installed-dev

@@ -3,20 +3,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-import hypothesis
 import pytest
 import torch
 
 from pool import Pool
-
-hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine takes any time for an example
-hypothesis.settings.load_profile("untimed")  # --hypothesis-profile comes later
 
 # The core is tested where the speech libraries are not installed too (a GPU machine without a registry).
 SPEECH = ("lhotse", "kaldifst", "kaldi_hmm_gmm", "kaldi_decoder", "jiwer", "soundfile")
 collect_ignore_glob = (
     ["speech/*", "tasks/*", "recipes/*", "recognition/*"] if any(find_spec(name) is None for name in SPEECH) else []
 )
+
+if find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    settings.register_profile("untimed", deadline=None)  # on a busy machine an example may take any time
+    settings.load_profile("untimed")  # --hypothesis-profile is loaded after it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
