@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := speech,synth,viz
-.PHONY: demo test test-all matrix cluster-check fuzz fuzz-runs check bench soak peers results dist wheel-check docs clean
+.PHONY: demo test test-all processors matrix cluster-check fuzz fuzz-runs check bench soak peers results dist wheel-check docs clean
 
 # torch goes in alone and first, so that nothing else may choose another build of it.
 .venv/installed: pyproject.toml constraints.txt
@@ -21,9 +21,14 @@ demo: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/pytest -n 2
 
-# With the long campaigns too; an hour and more.
+# With the long campaigns too, and the tests that compute as on other processors; hours.
 test-all: .venv/installed-dev
 	$(BIN)/pytest -n 2 -m "not gpu and not cluster"
+	$(BIN)/python tests/processors/campaign.py
+
+# The tests that compute with the instructions of other processors and with 1, 2 and 4 threads; an hour and more.
+processors: .venv/installed-dev
+	$(BIN)/python tests/processors/campaign.py
 
 # The tests of the core on other versions of Python and PyTorch, each in an environment of its own; several GB.
 matrix:

@@ -1,4 +1,4 @@
-"""Files that appear complete: written under another name in the same folder, and then renamed."""
+"""Files that appear complete: written under another name and then renamed, or read up to their last whole line."""
 
 from __future__ import annotations
 
@@ -40,3 +40,23 @@ def in_place_of(path: Path, suffix: str = "") -> Iterator[Path]:
     finally:
         with suppress(OSError):  # the error of writing says more
             beside.unlink(missing_ok=True)
+
+
+class FinishedLines:
+    """The finished lines of a file that may still grow, as bytes without their line feeds.
+
+    A last line without a line feed is unfinished: it is being written, or its writer was killed. It is no line, even if
+    it could be read: `rest` holds it after the iteration.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.rest = path, b""
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.rest = b""
+        with self.path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    self.rest = line
+                    return
+                yield line[:-1]

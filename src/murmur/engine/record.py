@@ -87,8 +87,8 @@ class StragglerRecord(Record):
 Observer = Callable[[Record], None]
 
 
-def read_line(line: str) -> dict[str, Any] | None:
-    """Return the record of a line; None for a damaged one, such as one cut off when the process was killed."""
+def read_line(line: bytes) -> dict[str, Any] | None:
+    """Return the record of a finished line; None for a damaged one."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -19,6 +19,7 @@ from murmur.core.group import Group, WorldMismatch
 from murmur.core.learner import Learner
 from murmur.core.membership import ENDED, RunOver, StoppedGracefully, View
 from murmur.core.weights import Weights
+from murmur.core.whole_files import FinishedLines
 from murmur.core.world import Seat, World
 from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind
 from murmur.engine import cover
@@ -333,6 +334,8 @@ async def agree(group: Group, digest: str, cut: int = 1, outputs: str = "") -> N
 def _forget_after(path: Path, mark: int, source: TaskSource) -> None:
     """Delete records of steps and evaluations beyond a checkpoint at a mark: they will be made again.
 
+    Damaged lines, and an unfinished last one, are deleted too.
+
     A step counts the minibatches before it, and without lock-step its own too. The last one before the mark is then
     open when its learner saves, but for the end of a run. The evaluation at the end of the budget is always made again.
     """
@@ -341,8 +344,8 @@ def _forget_after(path: Path, mark: int, source: TaskSource) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in FinishedLines(path):
         record = read_line(line)
         if record is not None and record["minibatches"] < ends.get(record["kind"], mark):
-            kept.append(line + "\n")
-    write_whole(path, "".join(kept).encode())
+            kept.append(line + b"\n")
+    write_whole(path, b"".join(kept))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from murmur.core.whole_files import FinishedLines
+from murmur.report.json_lines import read_lines
 from murmur.report.recognised import RecognisedUtterance, read_recognised
 from murmur.report.records import KINDS, MOST_POINTS, Evaluation, Records, is_number
 
@@ -140,19 +142,11 @@ def _object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
 
 
 def _records(path: Path, problems: list[str]) -> Records:
-    records, damaged = Records(), []
+    records = Records()
     if not path.is_file():
         problems.append(f"{path} is missing: there are no curves of this run")
         return records
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                records.add(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-                damaged.append(number)
-    if damaged:
-        shown = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
-        problems.append(f"{path}: {len(damaged)} damaged record(s) left out, line {shown} (a run cut off leaves one)")
+    read_lines(path, records.add, problems)
     if not records.evaluations:
         problems.append(f"{path} holds no evaluation yet: there is nothing held-out to show")
     return records
@@ -182,12 +176,11 @@ def _evaluation_seconds(path: Path) -> float:
 
 
 def _events(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if '"evaluation"' in line:
-                try:
-                    event = json.loads(line.strip().strip("[],"))
-                except (ValueError, RecursionError):
-                    continue  # the last event of a killed run
-                if isinstance(event, dict):
-                    yield event
+    for line in FinishedLines(path):
+        if b'"evaluation"' in line:
+            try:
+                event = json.loads(line.strip().strip(b"[],"))
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(event, dict):
+                yield event

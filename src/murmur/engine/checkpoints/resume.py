@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from murmur.core.flat import Layout
 from murmur.core.group import Group
+from murmur.core.whole_files import FinishedLines
 from murmur.engine.checkpoints.checkpoint import CheckpointPart, Checkpoints, kind_of_state, write_whole
 from murmur.engine.checkpoints.cut import check_cut
 from murmur.engine.checkpoints.position import Position
@@ -207,7 +208,7 @@ def steps_after(records: Path, done: int) -> int:
     """Return the number of recorded steps beyond the first `done` minibatches, which the ended launch has lost."""
     if not records.is_file():
         return 0
-    read = [read_line(line) for line in records.read_text(encoding="utf-8", errors="replace").splitlines()]
+    read = map(read_line, FinishedLines(records))
     return sum(r["kind"] == "step" and r["minibatches"] >= done for r in read if r is not None)
 
 

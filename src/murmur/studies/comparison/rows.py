@@ -14,6 +14,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from murmur.core.whole_files import FinishedLines
+
 Row = dict[str, Any]
 
 
@@ -33,7 +35,7 @@ class Rows:
         self.path = path
 
     def read(self) -> dict[str, Row]:
-        """{digest: row}; the later of two rows with one digest. A last line without its end is skipped.
+        """{digest: row}; the later of two rows with one digest. An unfinished last line is skipped.
 
         Raises:
             DamagedRows: another line is not a row; the message names it.
@@ -41,8 +43,7 @@ class Rows:
         if not self.path.exists():
             return {}
         found: dict[str, Row] = {}
-        whole = self.path.read_bytes().split(b"\n")[:-1]  # a line cut short, or nothing, follows the last newline
-        for number, line in enumerate(whole, start=1):
+        for number, line in enumerate(FinishedLines(self.path), start=1):
             try:
                 row = json.loads(line)
                 found[str(row["digest"])] = row

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.stop_signals import Stopped
+from murmur.core.whole_files import FinishedLines
 from murmur.report.read import KINDS, Records, read_run
 from murmur.run.commit import commit
 from murmur.run.folder import lock as folder_lock
@@ -206,7 +207,7 @@ def _wer(out: Path, score: Mapping[str, Any]) -> Row | None:
 def recognised(out: Path) -> list[dict[str, Any]]:
     """The lines of a run's recognised.jsonl; empty if nothing was recognised."""
     path = out / "recognised.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    return [json.loads(line) for line in FinishedLines(path)] if path.is_file() else []
 
 
 def _sent(out: Path) -> float:
