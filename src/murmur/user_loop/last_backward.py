@@ -8,6 +8,7 @@ has been sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -39,9 +40,15 @@ class Behind:
         if self.samples is not None:
             raise RuntimeError("last_backward was used twice in one step: use it for the last backward pass only")
         self.samples = samples
-        if start is not None:
-            start(samples)
-        yield
+        try:
+            if start is not None:
+                start(samples)
+            yield
+        except BaseException:
+            self.samples = None  # the loop may take another minibatch in its place
+            if start is not None:
+                start(math.nan)
+            raise
         if start is not None:
             self._left = [(t, t.grad, version_of(t.grad)) for t in self.layout.tensors if t.grad is not None]
 
