@@ -50,8 +50,10 @@ def check_rules(named: Mapping[str, str]) -> None:
     """Check that rules given by name exist.
 
     Raises:
-        ValueError: One does not; names the nearest.
+        ValueError: One does not, with the nearest; or these are no rules by name.
     """
+    if not isinstance(named, Mapping):
+        raise ValueError(f"buffers must map names or patterns to rules, such as {{'*.mask': 'own'}}, got {named!r}")
     for name, rule in named.items():
         if rule not in RULES:
             raise ValueError(f"buffers: {name!r} has the rule {rule!r}{nearest(str(rule), RULES)}")
@@ -125,7 +127,7 @@ def _is_finite(x: Tensor) -> bool:
     return is_finite(torch.view_as_real(x) if x.is_complex() else x)
 
 
-@dataclass
+@dataclass(eq=False)
 class Place:
     """Place of a buffer in its model, and its value at the start.
 
@@ -218,7 +220,7 @@ class Buffers:
         self.model = model
         self.rules = rules_of(model, named)
         self.places: list[Place] = []
-        self._saved: tuple[Layout, Tensor] | None = None
+        self._saved: tuple[list[Place], Layout, Tensor] = ([], Layout([]), torch.empty(0))
         self._every: list[Place] = []
 
     def begin(self, digests: Mapping[str, float] | None) -> None:
@@ -245,29 +247,28 @@ class Buffers:
 
     def keep(self) -> None:
         """Keep the estimates between two minibatches, to undo what a bad one does to them; constants cost nothing."""
-        found = [(place, place.now) for place in self._every if place.estimate]
-        tensors = [x for place, x in found if x is not None and place.touched(x)]
-        if self._saved is not None and _same(self._saved[0].tensors, tensors):
-            layout, room = self._saved
+        found = self._estimates()
+        _, layout, room = self._saved
+        if _same(layout.tensors, list(found.values())):
             layout.gather(room)
         else:
-            layout = Layout(tensors)
-            self._saved = (layout, layout.gather())
+            layout = Layout(found.values())
+            self._saved = ([*found], layout, layout.gather())
 
     @property
     def spoiled(self) -> bool:
         """True if an estimate is not finite."""
-        return self._saved is not None and any(not is_finite(x) for x in self._estimates())
+        return any(not is_finite(x.detach()) for x in self._estimates().values())
 
-    def _estimates(self) -> list[Tensor]:
-        found = [(place, place.now) for place in self._every if place.estimate]
-        return [x.detach() for place, x in found if x is not None and place.touched(x)]
+    def _estimates(self) -> dict[Place, Tensor]:
+        found = ((place, place.now) for place in self._every if place.estimate)
+        return {place: x for place, x in found if x is not None and place.touched(x)}
 
     def restore(self) -> None:
         """Set the estimates to the values that `keep` has kept."""
-        if self._saved is not None:
-            layout, values = self._saved
-            layout.scatter(values)
+        places, layout, values = self._saved
+        for place, x, value in zip(places, layout.tensors, layout.views(values), strict=True):
+            place.put(value.to(x.dtype))
 
     def changes(self, exact: bool, instead: Mapping[str, Tensor] = MappingProxyType({})) -> Values:
         """Return the tensors of the buffers that have changed since the start, by name.

@@ -41,7 +41,7 @@ def is_dense(x: Tensor) -> bool:
 
 
 def to_bytes(x: Tensor) -> Tensor:
-    """Return the elements of a dense tensor, in their order, as a vector of bytes on the host, in its memory if it is."""
+    """Return the elements of a dense tensor, in their order, as a vector of bytes on the host; it may share memory."""
     plain = x.detach().resolve_conj().resolve_neg()
     return plain.cpu().contiguous().reshape(-1).view(torch.uint8)
 
