@@ -177,10 +177,11 @@ class Place:
         return not self.small and (exact or self.touched(x)) and digest(x) != self.digest
 
     def at_start(self) -> Tensor | None:
-        """Return its value at the start, as far as it is known."""
+        """Return its value at the start; None for a large one that has changed, of which no copy was kept."""
         if self.small:
             return from_bytes(self.sample, self.first.dtype, self.first.shape)
-        return None if self.touched(self.first) else self.first
+        now = self.now
+        return None if now is None or self.changed(now, exact=True) else now
 
     def put(self, value: Tensor) -> None:
         """Set it: in place, or as a new tensor if its shape or type changes."""
