@@ -224,8 +224,8 @@ class Buffers:
         self._saved: tuple[list[Place], Layout, Tensor] = ([], Layout([]), torch.empty(0))
         self._every: list[Place] = []
 
-    def begin(self, digests: Mapping[str, float] | None) -> None:
-        """Take the present values as those of the start.
+    def begin(self, digests: Mapping[str, float] | None) -> Buffers:
+        """Take the present values as those of the start, and return these buffers.
 
         Args:
             digests: Digest of each buffer, equal on all learners; None if they did not begin equal.
@@ -245,6 +245,7 @@ class Buffers:
         ]
         self.places = [place for place in self._every if place.rule != "own"]
         self.keep()
+        return self
 
     def keep(self) -> None:
         """Keep the estimates between two minibatches, to undo what a bad one does to them; constants cost nothing."""

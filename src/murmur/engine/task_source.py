@@ -65,8 +65,7 @@ class TaskSource:
         self.task: Task = experiment.task
         self.first = self._turn = self.drawn = 0
         self.times = self.decay_times = 1.0
-        self.recorded = True
-        self.piece = WHOLE
+        self.recorded, self.piece = True, WHOLE
         self.rule = experiment.rule
         self.total = experiment.total
         size = seat.group.size
@@ -76,8 +75,7 @@ class TaskSource:
             seed_torch(seed_of(experiment.seed, "model"), seat.device)
             self.model = self.task.model().to(seat.device)
         self.layout = Layout.trainable(self.model)
-        self._kept = Buffers(self.model, experiment.buffers)
-        self._kept.begin(None)
+        self._kept = Buffers(self.model, experiment.buffers).begin(None)
         self.optimizer = experiment.optimizer(self.model)
         self.moments = Moments(self.optimizer, self.layout)
         self._moved: Mapping[int, int] = {}

@@ -362,8 +362,7 @@ class LoopSource:
         with torch.no_grad():
             if self._probe is None:
                 copied = deepcopy(self.model)
-                self._probe = copied, Buffers(copied, {})
-                self._probe[1].begin(None)
+                self._probe = copied, Buffers(copied, {}).begin(None)
             probe, buffers = self._probe
             Layout.trainable(probe).scatter(w)
             buffers.put(self.buffers.loose())
