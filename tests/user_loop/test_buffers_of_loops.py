@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, ASGD, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.worlds.threads import ThreadGroup, ThreadWorld
 from named import named
+from pool import Pool, PooledWorld
 from user_loops import Words
 
 STRATEGIES = [SyncSGD(), KAVG(2), DelayByOne(), ADPSGD(), SuperLearners(KAVG(2), 2), SuperLearners(ADPSGD(), 1)]
@@ -106,6 +109,47 @@ def test_each_kind_has_its_rule(strategy: Strategy) -> None:
         assert end["code"].tolist() == [4, 4, 4]
         assert end["grown"].tolist() == [0.0, 1.0, 1.0, 1.0, 1.0]
         assert torch.equal(end["sparse"].to_dense(), torch.eye(2))
+
+
+@dataclass(frozen=True)
+class AllKinds:
+    """Loop in which a learner's buffers of all kinds change, with a frozen tensor, in a process of its own."""
+
+    strategy: Strategy
+
+    async def __call__(self, seat: Seat) -> dict[str, Any]:
+        model, rank = holder(seat.group.rank), seat.group.rank
+        model.frozen = nn.Parameter(torch.full((300, 3), rank, dtype=torch.uint8), requires_grad=False)
+        optimizer = torch.optim.SGD(model.linear.parameters(), 0.01)
+        with murmur.join(self.strategy, model, optimizer, seat=seat) as me:
+            for n in range(5):
+                if n == 2:
+                    if rank == 1:
+                        with contextlib.suppress(MemoryError), me.last_backward():
+                            raise MemoryError("this minibatch is left out")
+                    continue
+                with me.last_backward():
+                    model(torch.full((3, 2), 1.0 + n)).square().mean().backward()
+                change_all(model, rank)
+                me.step()
+                with torch.inference_mode(), me.consensus():
+                    pass
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        return {name: x.tolist() for name, x in tensors if x.layout == torch.strided}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2), ADPSGD()], ids=named)
+def test_processes_agree(strategy: Strategy, pool: Pool) -> None:
+    first, last = PooledWorld(pool, 2).run(AllKinds(strategy))
+    for end in (first, last):
+        assert end["mean"] == [6.0, 6.0]
+        assert end["mask"][0] == [0.0, 0.0, -INF]
+        assert end["count"] == BIG + 8
+        assert end["code"] == [4, 4, 4]
+        assert end["grown"] == [0.0, 1.0, 1.0, 1.0, 1.0]
+        assert end["frozen"] == [[0] * 3] * 300
+        assert end["linear.weight"] == first["linear.weight"]
 
 
 @pytest.mark.parametrize("strategy", [SyncSGD(), ADPSGD()], ids=named)

@@ -38,7 +38,9 @@ class Behind:
             RuntimeError: This step has had its last backward pass.
         """
         if self.samples is not None:
-            raise RuntimeError("last_backward was used twice in one step: use it for the last backward pass only")
+            raise RuntimeError(
+                "last_backward was used twice in one step: use it for the last backward pass only, and call step() then"
+            )
         self.samples = samples
         try:
             if start is not None:
