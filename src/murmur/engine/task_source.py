@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.assignment import Assignment
+from murmur.core.buffers import Buffers
 from murmur.core.facts import training_learners
 from murmur.core.flat import Layout
 from murmur.core.learner import Gradient, Learner, Progress
@@ -64,8 +65,7 @@ class TaskSource:
         self.task: Task = experiment.task
         self.first = self._turn = self.drawn = 0
         self.times = self.decay_times = 1.0
-        self.recorded = True
-        self.piece = WHOLE
+        self.recorded, self.piece = True, WHOLE
         self.rule = experiment.rule
         self.total = experiment.total
         size = seat.group.size
@@ -75,6 +75,7 @@ class TaskSource:
             seed_torch(seed_of(experiment.seed, "model"), seat.device)
             self.model = self.task.model().to(seat.device)
         self.layout = Layout.trainable(self.model)
+        self._kept = Buffers(self.model, experiment.buffers).begin(None)
         self.optimizer = experiment.optimizer(self.model)
         self.moments = Moments(self.optimizer, self.layout)
         self._moved: Mapping[int, int] = {}
@@ -108,6 +109,15 @@ class TaskSource:
     def buffers(self) -> Layout:
         """Floating-point buffers that the model has now; its `forward` may assign others to the same names."""
         return Layout.buffers(self.model)
+
+    @property
+    def averaged(self) -> Tensor:
+        """For each element of the vector of buffers, True if a mean over the learners stands for it."""
+        names, buffers = {id(x): name for name, x in self.model.named_buffers()}, self.buffers
+        found = torch.zeros(buffers.numel, dtype=torch.bool, device=buffers.device)
+        for x, view in zip(buffers.tensors, buffers.views(found), strict=True):
+            view.fill_(self._kept.rules.get(names[id(x)]) == "mean")
+        return found
 
     def next_index(self, steps: int) -> int | None:
         self._turn, rank = steps, self.seat.group.rank
@@ -177,7 +187,7 @@ class TaskSource:
             return self.empty(n, before_backward)
         seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
         self.model.train()
-        buffers = self.buffers.gather()
+        self._kept.keep()
         with self._natural or nullcontext():
             loss = self.task.loss(self.model, minibatch)
             mean = loss.total / loss.samples
@@ -196,14 +206,14 @@ class TaskSource:
         self.optimizer.zero_grad(set_to_none=True)
         drawn = Gradient(self._g, present, samples, value)
         drawn = self.numbers.judge(n, drawn, before_backward is None)
-        self._leave_out(drawn.samples == SKIPPED_SAMPLES, buffers)
+        self._leave_out(drawn.samples == SKIPPED_SAMPLES)
         self._computed(n)
         return drawn
 
-    def _leave_out(self, skipped: bool, buffers: Tensor) -> None:
+    def _leave_out(self, skipped: bool) -> None:
         """Undo the running statistics and Fisher estimates of a minibatch if it is skipped."""
-        if skipped and len(buffers):
-            self.buffers.scatter(buffers)
+        if skipped:
+            self._kept.restore()
         if self._natural is not None:
             self._natural.end_minibatch(skipped)
 
@@ -333,7 +343,7 @@ class TaskSource:
     def evaluate_with(self, w: Tensor, buffers: Tensor) -> Mapping[str, float]:
         """Return held-out figures of weights and buffers, computed on a model of their own."""
         with self.seat.exclusive(), torch.no_grad():
-            if self._probe is None:
+            if self._probe is None or Layout.buffers(self._probe).numel != self.buffers.numel:
                 self._probe = deepcopy(self.model)  # with the frozen tensors of training
             Layout.integers(self._probe).scatter(Layout.integers(self.model).gather())
             Layout.trainable(self._probe).scatter(w)

@@ -183,8 +183,12 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
 
 def _vector(vectors: Mapping[str, Tensor], part: str, stem: Path) -> Tensor:
     """Return a vector of a file."""
-    if part not in vectors or vectors[part].ndim != 1 or not vectors[part].is_floating_point():
-        raise DamagedCheckpoint(f"{stem}.safetensors holds no vector {part!r} of floating-point numbers")
+    if (
+        part not in vectors
+        or vectors[part].ndim != 1
+        or not (vectors[part].is_floating_point() or (part == "integers" and vectors[part].dtype == torch.int64))
+    ):
+        raise DamagedCheckpoint(f"{stem}.safetensors holds no vector {part!r} of numbers")
     return vectors[part]
 
 

@@ -65,7 +65,7 @@ class Checkpointer:
 
     def _average(self, out: Path, best: BestCheckpoints, done: int) -> None:
         """Write averaged.safetensors: the mean of the kept models, if any, with its own held-out figures."""
-        found = best.mean()
+        found = best.mean(self._source.averaged.cpu())
         if found is None:
             return
         tensors, marks = found
