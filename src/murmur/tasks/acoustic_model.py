@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.errors import SettingError
+from murmur.core.model_mode import evaluating
 from murmur.execution.cores import cores_here
 from murmur.speech import models
 from murmur.speech.corpus.corpus import Corpus
@@ -210,18 +211,14 @@ class AcousticModel:
 def posteriors(network: nn.Module, feats: Mapping[str, np.ndarray], stack: int) -> Iterator[tuple[str, np.ndarray]]:
     """Pairs of utterance and (U, C) ln P(column | frame), float32, computed in batches of similar length."""
     names = list(feats)
-    device, training = next(network.parameters()).device, network.training
-    network.eval()
-    try:
-        for group in UtteranceBatches(tuple(len(feats[name]) for name in names), BATCH).in_order():
-            with torch.inference_mode():
-                feats_NTF, lengths_N = pad([feats[names[i]] for i in group])
-                logits_NUC = network(feats_NTF.to(device), lengths_N.to(device))
-                rows = logits_NUC.log_softmax(-1).float().cpu().numpy()
-            frames = ((lengths_N + stack - 1) // stack).tolist()
-            yield from ((names[i], row[:u]) for i, row, u in zip(group, rows, frames, strict=True))
-    finally:
-        network.train(training)
+    device = next(network.parameters()).device
+    for group in UtteranceBatches(tuple(len(feats[name]) for name in names), BATCH).in_order():
+        with evaluating(network), torch.inference_mode():
+            feats_NTF, lengths_N = pad([feats[names[i]] for i in group])
+            logits_NUC = network(feats_NTF.to(device), lengths_N.to(device))
+            rows = logits_NUC.log_softmax(-1).float().cpu().numpy()
+        frames = ((lengths_N + stack - 1) // stack).tolist()
+        yield from ((names[i], row[:u]) for i, row, u in zip(group, rows, frames, strict=True))
 
 
 def training_statistics(train: Corpus, front: LogMel, cache: Path, absent: Absent, delta_order: int = 0) -> Pair:

@@ -19,6 +19,7 @@ from murmur.core.flat import Layout, is_finite
 from murmur.core.group import Group
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import NOTHING, Preparation
+from murmur.core.model_mode import evaluating
 from murmur.core.moments import Moments
 from murmur.core.source import SKIPPED_SAMPLES, WHOLE
 from murmur.core.world import drive
@@ -367,7 +368,8 @@ class LoopSource:
                 self._probe = deepcopy(self.model)
             Layout.trainable(self._probe).scatter(w)
             Layout.buffers(self._probe).scatter(self.buffers.gather())
-            return self.plan.evaluate(self._probe.eval())
+            with evaluating(self._probe):
+                return self.plan.evaluate(self._probe)
 
     async def boundary(self, me: Learner) -> None:  # noqa: ARG002 - a loop has no records
         """Check the weights after a round. The loop evaluates and saves checkpoints itself."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from murmur.core.model_mode import evaluating
 from murmur.speech.decoding.deployable import StreamedChunks, WholeUtterances, random_batches, why_not_onnx
 
 OPSET = 17
@@ -47,11 +48,15 @@ def write_onnx(module: WholeUtterances | StreamedChunks, values: int, metadata: 
     why_not = why_not_onnx(module.network)
     if why_not:
         raise ExportError(why_not)
-    module.eval()
     stack = int(getattr(module.network, "stack", 1))
     example = _example(module, values, stack)
     inputs, outputs = _names(module)
-    with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory(prefix="murmur-export-") as folder:
+    with (
+        evaluating(module),
+        warnings.catch_warnings(),
+        torch.no_grad(),
+        tempfile.TemporaryDirectory(prefix="murmur-export-") as folder,
+    ):
         # The exporter that records shapes would fix the number of frames of bidirectional networks.
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -68,10 +73,9 @@ def write_onnx(module: WholeUtterances | StreamedChunks, values: int, metadata: 
     onnx.helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(path))
-    if isinstance(module, StreamedChunks):
-        worst = chunk_difference(path, module, values)
-    else:
-        worst = difference(path, module, values)
+    with evaluating(module):
+        streamed = isinstance(module, StreamedChunks)
+        worst = chunk_difference(path, module, values) if streamed else difference(path, module, values)
     if not worst <= TOLERANCE:
         raise ExportError(f"onnxruntime's scores are up to {worst:.2g} from the network's, more than {TOLERANCE:g}")
     return worst
