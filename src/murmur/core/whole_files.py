@@ -19,7 +19,8 @@ def name_beside(path: Path, suffix: str = "") -> Path:
 def in_place_of(path: Path, suffix: str = "") -> Iterator[Path]:
     """Provide the name to write a file to, which replaces `path` at the end of the block and is removed after an error.
 
-    A symbolic link stays: the file that it names is replaced. A FIFO or a device is written itself, since no file may
+    What a killed program has left under that name is removed first. A symbolic link stays: the file that it names is
+    replaced. A FIFO or a device is written itself, since no file may
     take its place.
 
     Args:
@@ -34,6 +35,7 @@ def in_place_of(path: Path, suffix: str = "") -> Iterator[Path]:
         return
     path = Path(os.path.realpath(path))
     beside = name_beside(path, suffix)
+    beside.unlink(missing_ok=True)
     try:
         yield beside
         beside.replace(path)

@@ -16,6 +16,7 @@ from murmur.core.flat import Layout
 from murmur.core.group import Group, WorldMismatch
 from murmur.core.learner import Learner
 from murmur.core.membership import ENDED, RunOver, StoppedGracefully, View
+from murmur.core.plain_files import read_plain
 from murmur.core.weights import Weights
 from murmur.core.world import Seat, World
 from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind
@@ -293,7 +294,7 @@ def _forget_after(path: Path, mark: int, source: TaskSource) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_plain(path).decode(errors="replace").split("\n"):
         record = read_line(line)
         if record is not None and record["minibatches"] < ends.get(record["kind"], mark):
             kept.append(line + "\n")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from murmur.core.plain_files import UNREADABLE, plain_text
 from murmur.report.read import ReportError
 from murmur.report.records import is_number
 
@@ -43,12 +44,12 @@ def read_grid(folder: Path) -> ComparedCells:
     """Read cells.jsonl: the later of two lines with one digest counts; damaged lines are left out and noted."""
     cells: dict[str, Mapping[str, Any]] = {}
     problems, damaged = [], []
-    with (folder / "cells.jsonl").open(encoding="utf-8", errors="replace") as lines:
+    with plain_text(folder / "cells.jsonl") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 cell = json.loads(line)
                 cells[str(cell["digest"])] = {**cell, "name": _plain(cell["name"]), "status": str(cell["status"])}
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except UNREADABLE:
                 damaged.append(number)
     if damaged:
         problems.append(f"{folder / 'cells.jsonl'}: {len(damaged)} damaged line(s) left out, the first is {damaged[0]}")

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from murmur.core.plain_files import UNREADABLE, plain_text, refuse_link
 from murmur.report.about import strategy_of
 from murmur.report.cells import folders_of
 from murmur.report.names import names_of
@@ -64,6 +65,7 @@ def empty(target: Path) -> None:
     Raises:
         ReportError: the folder holds files that `write_events` did not write.
     """
+    refuse_link(target)
     if target.exists():
         if not (target / MARK).is_file():
             raise ReportError(f"{target} was not written by murmur report --tensorboard: name another folder")
@@ -77,11 +79,11 @@ def records_of(run: Run) -> Iterator[Mapping[str, Any]]:
     path = run.folder / "records.jsonl"
     if not path.is_file():
         return
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with plain_text(path) as lines:
         for line in lines:
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError):
+            except UNREADABLE:
                 continue
             if isinstance(row, dict) and all(is_number(row.get(key)) for key in ("samples", "seconds")):
                 yield row

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from murmur.core.plain_files import UNREADABLE, plain_text, read_plain
 from murmur.report.recognised import RecognisedUtterance, read_recognised
 from murmur.report.records import KINDS, MOST_POINTS, Evaluation, Records, is_number
 
@@ -129,8 +130,8 @@ def _object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
             problems.append(f"{path} is missing: its content is left out")
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        found = json.loads(read_plain(path))
+    except UNREADABLE as error:
         problems.append(f"{path} cannot be read ({error}): its content is left out")
         return {}
     if not isinstance(found, dict):
@@ -144,11 +145,11 @@ def _records(path: Path, problems: list[str]) -> Records:
     if not path.is_file():
         problems.append(f"{path} is missing: there are no curves of this run")
         return records
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with plain_text(path) as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 records.add(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            except UNREADABLE:
                 damaged.append(number)
     if damaged:
         shown = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
@@ -164,7 +165,7 @@ def _phases(folder: Path, records: Records, score: Mapping[str, Any], problems: 
     phases = {str(name): float(seconds) for name, seconds in told.items() if is_number(seconds)}
     if records.last_seconds > 0:
         phases["training"] = records.last_seconds
-    evaluation = sum(_evaluation_seconds(path) for path in sorted(folder.glob("trace*.json")))
+    evaluation = sum(_evaluation_seconds(path) for path in sorted(filter(Path.is_file, folder.glob("trace*.json"))))
     if evaluation > 0:
         phases["evaluation"] = evaluation
     if is_number(score.get("test_seconds")):
@@ -182,12 +183,12 @@ def _evaluation_seconds(path: Path) -> float:
 
 
 def _events(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with plain_text(path) as lines:
         for line in lines:
             if '"evaluation"' in line:
                 try:
                     event = json.loads(line.strip().strip("[],"))
-                except (ValueError, RecursionError):
+                except UNREADABLE:
                     continue  # the last event of a killed run
                 if isinstance(event, dict):
                     yield event

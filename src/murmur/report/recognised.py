@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from murmur.core.plain_files import UNREADABLE, plain_text
+
 KEYS = ("utterance", "speaker", "reference", "hypothesis")
 WORST = 10
 MIME = {".wav": "audio/wav", ".flac": "audio/flac", ".ogg": "audio/ogg", ".mp3": "audio/mpeg", ".m4a": "audio/mp4"}
@@ -50,13 +52,13 @@ def read_recognised(path: Path, problems: list[str]) -> tuple[RecognisedUtteranc
     if not path.is_file():
         return ()
     found, damaged = [], []
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with plain_text(path) as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
                 name, speaker, said, heard = (str(row[key]) for key in KEYS)
                 errors, words = int(row["errors"]), int(row["words"])
-            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            except UNREADABLE:
                 damaged.append(number)
             else:
                 found.append(RecognisedUtterance(name, speaker, said, heard, errors, words))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from murmur.core.errors import DamagedCheckpoint, SettingError, nearest
 from murmur.core.flat import Layout
+from murmur.core.plain_files import UNREADABLE, check_plain, read_plain
 from murmur.engine.checkpoints.checkpoint import layout_of, read_facts, read_pair
 from murmur.engine.task import (
     Checkable,
@@ -132,8 +133,8 @@ def choose(out: Path, choice: Choice, digest: str | None = None) -> tuple[str, P
 def _object(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file beside a model."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        found = json.loads(read_plain(path))
+    except UNREADABLE as error:
         raise SettingError(f"{path} is damaged ({error}): train again, or name a .safetensors file") from error
     if not isinstance(found, dict):
         raise SettingError(f"{path} holds a {type(found).__name__}, not an object: train again")
@@ -155,6 +156,7 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
     """
     if not stem.with_suffix(".json").is_file():
         try:
+            check_plain(stem.with_suffix(".safetensors"))
             named = load_file(stem.with_suffix(".safetensors"))
         except (SafetensorError, OSError) as error:
             raise SettingError(f"{stem.with_suffix('.safetensors')} cannot be read: {error}") from error
@@ -194,7 +196,7 @@ def _cut(vector: Tensor, tensors: Any, part: str, stem: Path) -> tuple[dict[str,
         shapes = {str(name): [int(n) for n in shape] for name, shape in tensors[part]}
         cut = torch.split(vector, [math.prod(shape) for shape in shapes.values()])
         return dict(zip(shapes, cut, strict=True)), shapes
-    except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+    except (*UNREADABLE, RuntimeError) as error:
         raise DamagedCheckpoint(f"{stem}.json: its list of {part} does not fit the vector: {error}") from error
 
 

@@ -17,9 +17,11 @@ from murmur.core.errors import SettingError
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.group import PeerLost
+from murmur.core.plain_files import making_sense, read_plain
 from murmur.core.world import Seat
 from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
 from murmur.engine.experiment import Experiment
+from murmur.engine.record import read_line
 from murmur.engine.stacked import NotStackable, check_stackable, draw_together
 from murmur.engine.trainer import Trainer
 from murmur.execution.processes import run_in_workers
@@ -162,13 +164,12 @@ def behind(out: Path) -> tuple[float, Counter[int], list[float]]:
     if found is None:
         return 0.0, done, []
     facts = found.facts
-    for line in (out / "records.jsonl").read_text().splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a partial line of a killed process
-        done[record["learner"]] += record["kind"] == "step" and record["minibatches"] < facts["minibatches"]
-    return float(facts["seconds"]), done, facts["counted"].get("sent_bytes", [])
+    for line in read_plain(out / "records.jsonl").decode(errors="replace").split("\n"):
+        record = read_line(line)  # None for a partial line of a killed process
+        if record is not None:
+            done[int(record["learner"])] += record["kind"] == "step" and record["minibatches"] < facts["minibatches"]
+    with making_sense(out / "checkpoints", "move the newest checkpoint away"):
+        return float(facts["seconds"]), done, [float(sent) for sent in facts["counted"].get("sent_bytes", [])]
 
 
 def allow_files(learners: int) -> None:

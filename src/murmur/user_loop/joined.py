@@ -35,7 +35,7 @@ from murmur.user_loop.answers import Answers
 from murmur.user_loop.ending import take_over
 from murmur.user_loop.group import JoinedGroup, Loops, group_of_next_block
 from murmur.user_loop.keeper import Keeper
-from murmur.user_loop.loop import Loop, LoopSeat, Offer, advance
+from murmur.user_loop.loop import Loop, LoopSeat, Offer, advance, telling_who_is_lost
 from murmur.user_loop.rounds import RoundSource
 from murmur.user_loop.source import Plan, positive
 from murmur.worlds.process.launch.environment import Place, place_of
@@ -110,12 +110,13 @@ class Joined:
         if self._entered:
             raise RuntimeError("this loop has had its block: call murmur.join again for another one")
         with ExitStack() as stack:
-            if self._given is None:
-                seat = self._own_seat(stack)
-                self._sit(seat, seat.group)
-            else:
-                self._sit(self._given, group_of_next_block(self._given))
-            drive(self._begin())
+            with telling_who_is_lost(self.rank):
+                if self._given is None:
+                    seat = self._own_seat(stack)
+                    self._sit(seat, seat.group)
+                else:
+                    self._sit(self._given, group_of_next_block(self._given))
+                drive(self._begin())
             self._source.keep_buffers()
             guard = self.optimizer.register_step_pre_hook(self._refuse)
             stack.callback(guard.remove)
@@ -243,7 +244,7 @@ class Joined:
 
         Raises:
             FloatingPointError: `plan.most_skipped` steps in a row had such gradients; training has diverged.
-            PeerLost: A learner is gone.
+            PeerLost: A learner or the store is gone, or the others have gone on without this learner.
             RuntimeError: The loop is not in its block, or is in `consensus()`, a parameter has been added or become
                 trainable since the start, a gradient is sparse, an activity beside the loop has failed, or gradients
                 were changed after `last_backward`.
@@ -273,7 +274,8 @@ class Joined:
             return
         if self._running is None:
             self._running = self.strategy(self._me)
-        self._ended = advance(self._running)
+        with telling_who_is_lost(self.rank):
+            self._ended = advance(self._running)
         if self._ended and not self._loop.over:
             log.warning(
                 "learner %d: %s has ended before this loop; further steps of the loop are not used",
@@ -303,7 +305,9 @@ class Joined:
         Any learner may call it at any time, alone or not; the others do not wait.
         """
         self._check_inside("consensus()")
-        with self._answers.in_place(self._source, self._live, self.plan.timeout_seconds):
+        with ExitStack() as stack:
+            with telling_who_is_lost(self.rank):
+                stack.enter_context(self._answers.in_place(self._source, self._live, self.plan.timeout_seconds))
             yield self.model
 
     def _live(self) -> Sequence[int]:
@@ -376,7 +380,8 @@ class Joined:
         try:
             self._all.loops.announce([self.rank])
             self._advance()
-            drive(self._settle())
+            with telling_who_is_lost(self.rank):
+                drive(self._settle())
         except BaseException:
             self._abort()
             raise

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from murmur.core.plain_files import UNREADABLE, plain_file, read_plain
 from murmur.speech.decoding.decoder import DecodeOptions, Hypothesis
 
 SYNC_SECONDS = 1.0  # work lost at most in a crash of the host; a crash of the program loses one line
@@ -47,9 +48,9 @@ class KeptResults:
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab", buffering=0)
+        self._file = plain_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         whole = 0
-        for line in self.path.read_bytes().splitlines(keepends=True):
+        for line in read_plain(self.path).splitlines(keepends=True):
             row = _row(line)
             if row is None:
                 break
@@ -95,7 +96,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
         _read(row)
-    except (ValueError, TypeError, LookupError, zlib.error, RecursionError):
+    except (*UNREADABLE, zlib.error):
         return None
     return row if line.endswith(b"\n") and isinstance(row.get("scores"), str) else None
 

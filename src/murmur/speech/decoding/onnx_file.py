@@ -74,8 +74,10 @@ def write_onnx(module: WholeUtterances | StreamedChunks, values: int, metadata: 
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(path))
     with evaluating(module):
-        streamed = isinstance(module, StreamedChunks)
-        worst = chunk_difference(path, module, values) if streamed else difference(path, module, values)
+        if isinstance(module, StreamedChunks):
+            worst = chunk_difference(path, module, values)
+        else:
+            worst = difference(path, module, values)
     if not worst <= TOLERANCE:
         raise ExportError(f"onnxruntime's scores are up to {worst:.2g} from the network's, more than {TOLERANCE:g}")
     return worst

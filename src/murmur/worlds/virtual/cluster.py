@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.overlapped_mean import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.core.trace import COMPUTE
 from murmur.worlds.virtual.collectives import ALLREDUCE
 
@@ -107,11 +108,11 @@ class RecordedSeconds:
             ValueError: The file holds none, or is not such a trace.
         """
         try:
-            spans = _spans_of(trace.read_text(encoding="utf-8"))
+            spans = _spans_of(read_plain(trace).decode())
             rows: dict[int, list[float]] = defaultdict(list)
             for span in sorted((s for s in spans if s.get("cat") == COMPUTE and s["dur"] > 0), key=lambda s: s["ts"]):
                 rows[int(span["pid"])].append(span["dur"] / 1e6)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except UNREADABLE as error:
             raise ValueError(f"{trace} is not a Chrome trace of a run: {error!r}") from error
         if not rows:
             raise ValueError(f"{trace} holds no spans of kind {COMPUTE!r}: name the trace.json of a training run")
