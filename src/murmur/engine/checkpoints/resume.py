@@ -95,12 +95,14 @@ async def resume(source: TaskSource, out: Path) -> Resume | None:
     with _whole(out, part):
         check_cut(out, part, source.experiment.cut)
         check_budget(facts["minibatches"], source.total)
-        outer = unpack(source, part)
+        check_weights(part, source.layout.numel)
+        check_outputs(part, outputs_of(source.experiment.task))
         with making_sense(_place(out, part), AWAY):
-            position = position_of(part)
+            outer, position = unpack(source, part), position_of(part)
+            best = math.inf if facts["best"] is None else float(facts["best"])
         source.begin_at(position)
         other_data = bool(change_of_data(facts, source.data))
-        lowest = math.inf if facts["best"] is None or other_data else float(facts["best"])
+        lowest = math.inf if other_data else best
         if group.rank == 0:
             _say(source, checkpoints, part, position, steps_after(out / "records.jsonl", facts["minibatches"]))
     if group.rank == 0:
