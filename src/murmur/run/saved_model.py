@@ -32,6 +32,7 @@ from murmur.engine.task import (
     piece_of,
     test_in,
 )
+from murmur.report.records import is_number
 
 Choice = Literal["lowest", "last", "best", "averaged"]
 FILES = {"last": "model", "best": "best", "averaged": "averaged"}
@@ -85,7 +86,7 @@ def told_choice(stem: Path, choice: Choice | None, facts: Mapping[str, Any]) -> 
     names = {file: name for name, file in FILES.items()}
     figures = facts.get("figures")
     loss = figures.get("loss") if isinstance(figures, dict) else None
-    told = f" {loss:.5g}" if isinstance(loss, int | float) else ""
+    told = f" {loss:.5g}" if isinstance(loss, float) or is_number(loss) else ""
     if stem.name not in names or not facts:
         return f"weights: {stem.name}"
     tested = choice is None and (stem.parent / "score.json").is_file()
@@ -123,7 +124,7 @@ def choose(out: Path, choice: Choice, digest: str | None = None) -> tuple[str, P
             if digest is None or found.get("experiment") == digest:
                 figures = found.get("figures")
                 loss = figures.get("loss") if isinstance(figures, dict) else None
-                losses[name] = loss if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
+                losses[name] = loss if loss is not None and is_number(loss) else math.inf
     if not losses or (choice != "lowest" and choice not in losses):
         raise SettingError(f"{out} has no {choice} model: a run needs a finite held-out loss to have one")
     name = min(losses, key=lambda n: losses[n]) if choice == "lowest" else choice

@@ -32,6 +32,7 @@ from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.speaker_columns import joined
 from murmur.tasks.speaker_inputs import Estimate, SpeakerInputs
 
+MOST_LAYERS = 1000
 BATCH = 32  # utterances that a network without a prior scores together
 ARRAYS = "acoustic.npz"
 NETWORKS: dict[str, type] = {kind.__name__: kind for kind in get_args(models.Network)}
@@ -274,6 +275,9 @@ def _value(value: Any, wanted: Any) -> Any:
 
 def _network(content: Mapping[str, Any]) -> NetworkConfig:
     name, values = str(content["type"]), dict(content["values"])
+    layers = values.get("layers", 1)
+    if isinstance(layers, int) and layers > MOST_LAYERS:  # each would be made, before sizes are compared
+        raise ValueError(f"a network of {layers} layers, more than {MOST_LAYERS}")
     if name not in NETWORKS:
         return UnknownNetwork(name, values)
     made: NetworkConfig = made_network(NETWORKS[name], values)

@@ -48,15 +48,17 @@ def write_onnx(module: WholeUtterances | StreamedChunks, values: int, metadata: 
     why_not = why_not_onnx(module.network)
     if why_not:
         raise ExportError(why_not)
+    with evaluating(module):
+        return _write(onnx, module, values, metadata, path)
+
+
+def _write(
+    onnx: Any, module: WholeUtterances | StreamedChunks, values: int, metadata: Mapping[str, str], path: Path
+) -> float:
     stack = int(getattr(module.network, "stack", 1))
     example = _example(module, values, stack)
     inputs, outputs = _names(module)
-    with (
-        evaluating(module),
-        warnings.catch_warnings(),
-        torch.no_grad(),
-        tempfile.TemporaryDirectory(prefix="murmur-export-") as folder,
-    ):
+    with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory(prefix="murmur-export-") as folder:
         # The exporter that records shapes would fix the number of frames of bidirectional networks.
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -73,11 +75,10 @@ def write_onnx(module: WholeUtterances | StreamedChunks, values: int, metadata: 
     onnx.helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(path))
-    with evaluating(module):
-        if isinstance(module, StreamedChunks):
-            worst = chunk_difference(path, module, values)
-        else:
-            worst = difference(path, module, values)
+    if isinstance(module, StreamedChunks):
+        worst = chunk_difference(path, module, values)
+    else:
+        worst = difference(path, module, values)
     if not worst <= TOLERANCE:
         raise ExportError(f"onnxruntime's scores are up to {worst:.2g} from the network's, more than {TOLERANCE:g}")
     return worst
