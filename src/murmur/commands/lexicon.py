@@ -11,6 +11,7 @@ import typer
 from murmur.commands.options import WritingRule
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write, not_an_input
+from murmur.core.printable import say
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.language_model.kneser_ney import words_of
 from murmur.speech.lexicon.lexicon import read_lexicon, without_stress
@@ -111,8 +112,8 @@ def lexicon(
     if not found.origins:
         raise SettingError(f"none of the {len(counts)} words has a pronunciation; the first: {found.reasons()}")
     found.write(out)
-    typer.echo(summary(found, counts))
-    typer.echo(str(out / LEXICON))
+    say(summary(found, counts))
+    say(str(out / LEXICON))
 
 
 def check(text: list[Path], base: Path | None, guess: Guess, phone_map: Path | None, out: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 from murmur.commands.options import WritingRule
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
+from murmur.core.printable import say
 from murmur.core.whole_files import in_place_of
 from murmur.run.timed import timed
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
@@ -84,10 +85,10 @@ def train_command(
     with timed(f"counting and estimating {len(lines)} sentences"):
         trained = config.train(lines, words)
     for fallen in trained.fell_back:
-        typer.echo(f"order {fallen}: too little text to estimate discounts; 0.5, 1, 1.5 are used", err=True)
+        say(f"order {fallen}: too little text to estimate discounts; 0.5, 1, 1.5 are used", err=True)
     with timed(f"writing {out}"):
         write(trained.model, out)
-    typer.echo(f"{summary(trained.model)}; {trained.unknown_words} words of the text are outside the vocabulary")
+    say(f"{summary(trained.model)}; {trained.unknown_words} words of the text are outside the vocabulary")
 
 
 @app.command("prune")
@@ -112,7 +113,7 @@ def prune_command(
     with timed("pruning"):
         after = prune(before, threshold)
     write(after, out)
-    typer.echo(f"before: {summary(before)}\nafter:  {summary(after)}")
+    say(f"before: {summary(before)}\nafter:  {summary(after)}")
 
 
 @app.command("perplexity")
@@ -125,7 +126,7 @@ def perplexity_command(model: Model, text: Text, writing: WritingRule = "as-is")
     check_text(text)
     with timed(f"reading {model}"):
         loaded = read_arpa(model)
-    typer.echo(str(perplexity(loaded, sentences_of(text, writing))))
+    say(str(perplexity(loaded, sentences_of(text, writing))))
 
 
 def numbers(text: str | None) -> tuple[int, ...]:

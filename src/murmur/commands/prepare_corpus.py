@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from murmur.core.errors import SettingError, nearest
+from murmur.core.printable import say
 from murmur.run.timed import timed
 from murmur.speech.corpus.published.catalogue import CORPORA, CorpusPart, Published
 from murmur.speech.corpus.published.dataset_writer import earlier_splits, write_set
@@ -97,34 +98,34 @@ def chosen_parts(name: str, corpus: Published, places: From) -> tuple[CorpusPart
 def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
     """Print one line per split, the missing parts, and the next command."""
     for split, facts in manifest["splits"].items():
-        typer.echo(
+        say(
             f"{out / 'data' / split}: {facts['utterances']} utterances, {facts['speakers']} speakers, "
             f"{facts['hours']:.2f} h, {len(facts['skipped'])} skipped"
         )
         if facts["wordless"]:
-            typer.echo(f"left out {facts['wordless']} segments of {split} without words")
+            say(f"left out {facts['wordless']} segments of {split} without words")
         for problem in facts["skipped"]:
-            typer.echo(f"skipped {problem['utterance']} ({problem['where']}): {problem['what']}")
+            say(f"skipped {problem['utterance']} ({problem['where']}): {problem['what']}")
     if manifest["absent"]:
-        typer.echo(f"missing parts, left out: {', '.join(manifest['absent'])}")
+        say(f"missing parts, left out: {', '.join(manifest['absent'])}")
     why = why_not_trainable(manifest["splits"], 1 if corpus.recipe in DEV_OF_UTTERANCES else HELD_OUT)
     if why is not None:
-        typer.echo(why)
+        say(why)
         return
     words = manifest["splits"]["test"]["words"]
     if words < FEW_WORDS:
-        typer.echo(f"data/test holds {words} words: a single error is {100 / words:.1f} % of them; add recordings")
+        say(f"data/test holds {words} words: a single error is {100 / words:.1f} % of them; add recordings")
     for split, trained in manifest["trained_speakers"].items():
-        typer.echo(
+        say(
             f"{len(trained)} of {manifest['splits'][split]['speakers']} speakers of data/{split} are in data/train too,"
             f" {trained[0]} for one: expect more errors with other speakers"
         )
     if manifest["rate_hz"] is not None:
         channels = "one channel" if corpus.address or not corpus.parts else "two channels, each utterance one of them"
-        typer.echo(f"all recordings have {manifest['rate_hz']} Hz and {channels}; training uses them as they are")
-    typer.echo(f"licence: {corpus.licence}; more in {out / 'manifest.json'}")
+        say(f"all recordings have {manifest['rate_hz']} Hz and {channels}; training uses them as they are")
+    say(f"licence: {corpus.licence}; more in {out / 'manifest.json'}")
     for line in next_commands(corpus, out):
-        typer.echo(line)
+        say(line)
 
 
 def next_commands(corpus: Published, out: Path) -> list[str]:
@@ -170,15 +171,13 @@ def show_corpora(wanted: bool) -> None:
         return
     for name, corpus in CORPORA.items():
         size = _size(sum(part.megabytes for part in corpus.parts)) if corpus.address else "no download"
-        typer.echo(f"{name}: {corpus.about}")
-        typer.echo(
-            f"  {sum(part.hours for part in corpus.parts):.1f} h, {size}, licence: {corpus.licence}, {corpus.page}"
-        )
+        say(f"{name}: {corpus.about}")
+        say(f"  {sum(part.hours for part in corpus.parts):.1f} h, {size}, licence: {corpus.licence}, {corpus.page}")
         for part in corpus.parts:
             when = ", only when named by --part" if part.optional else ""
             source = f"in {' and '.join(part.packages)}" if part.packages else _size(part.megabytes)
-            typer.echo(f"  part {part.name}: {part.hours:.1f} h, {source}{when}")
-        typer.echo(f"  {corpus.splits}")
+            say(f"  part {part.name}: {part.hours:.1f} h, {source}{when}")
+        say(f"  {corpus.splits}")
     raise typer.Exit
 
 

@@ -11,6 +11,7 @@ import typer
 
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
+from murmur.core.printable import say
 from murmur.speech.corpus.kaldi_dir import read_table
 from murmur.speech.decoding.bootstrap import compare, interval
 from murmur.speech.decoding.error_report import write_error_report
@@ -117,13 +118,13 @@ def score_texts(
     for number, file in enumerate(hypotheses, 1):
         found = texts_of(file)
         scores.append(score_utterances(references, found, unit))
-        typer.echo(line_of(scores[-1], draws) + (f"  {file}" if len(hypotheses) > 1 else ""))
+        say(line_of(scores[-1], draws) + (f"  {file}" if len(hypotheses) > 1 else ""))
         if errors is not None:
             write_error_report(reports(errors, len(hypotheses))[number - 1], references, found, unit)
     if len(scores) == 2:
-        typer.echo(difference_of(scores[0], scores[1], draws))
+        say(difference_of(scores[0], scores[1], draws))
     if speaker_of is not None:
-        typer.echo(by_speaker(scores, speaker_of))
+        say(by_speaker(scores, speaker_of))
 
 
 def check(
@@ -179,14 +180,14 @@ def score_time_marked(
     draws = Draws(None if few else speaker_of, replications, seed)
     scores = [{f"{n}": each.rate for n, each in enumerate(found)} for found in scored]
     for number, (file, found) in enumerate(zip(hypotheses, scored, strict=True), 1):
-        typer.echo(line_of(scores[number - 1], draws) + (f"  {file}" if len(hypotheses) > 1 else ""))
+        say(line_of(scores[number - 1], draws) + (f"  {file}" if len(hypotheses) > 1 else ""))
         for label, rate in by_label(found).items():
-            typer.echo(f"{stm.names.get(label, label)}: {rate}")
+            say(f"{stm.names.get(label, label)}: {rate}")
         if errors is not None:
             write_alignments(reports(errors, len(hypotheses))[number - 1], found)
     if len(scores) == 2:
-        typer.echo(difference_of(scores[0], scores[1], draws))
-    typer.echo(by_speaker(scores, speaker_of))
+        say(difference_of(scores[0], scores[1], draws))
+    say(by_speaker(scores, speaker_of))
 
 
 def texts_of(path: Path) -> dict[str, str]:

@@ -28,6 +28,7 @@ from murmur.commands.vocabulary_options import (
 )
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write, not_inputs
+from murmur.core.printable import printable
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.recognition.adapted_transcriber import adapted_transcriber
 from murmur.recognition.exported_model import exported_transcriber, looks_exported
@@ -418,7 +419,7 @@ def _write(form: Format, out: Path | None, several: bool, found: Transcript) -> 
         typer.echo(f"murmur: {shown}: {note}", err=True)
     if out is None:
         named = form == "text" and (several or found.channel)
-        typer.echo(f"{shown}: {text}" if named else text, nl=False)
+        typer.echo(printable(f"{shown}: {text}" if named else text), nl=False)
         return
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / f"{_named(found.source, found.channel)}{SUFFIXES[form]}", text.encode())

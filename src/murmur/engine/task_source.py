@@ -20,6 +20,7 @@ from murmur.core.facts import training_learners
 from murmur.core.flat import Layout
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import Preparation
+from murmur.core.model_mode import evaluating, into_training
 from murmur.core.moments import Moments
 from murmur.core.source import SKIPPED_SAMPLES, WHOLE, Computed
 from murmur.core.torch_private import foreach_copy_
@@ -186,7 +187,7 @@ class TaskSource:
         if minibatch is None:
             return self.empty(n, before_backward)
         seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
-        self.model.train()
+        into_training(self.model)
         self._kept.keep()
         with self._natural or nullcontext():
             loss = self.task.loss(self.model, minibatch)
@@ -349,7 +350,8 @@ class TaskSource:
             Layout.trainable(self._probe).scatter(w)
             if len(buffers):
                 Layout.buffers(self._probe).scatter(buffers)
-            return self.task.evaluate(self._probe.eval())
+            with evaluating(self._probe):
+                return self.task.evaluate(self._probe)
 
     async def boundary(self, me: Learner) -> None:
         self.numbers.end_round(self.restart)

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from murmur.core.plain_files import UNREADABLE, refuse_link
 from murmur.core.whole_files import FinishedLines
 from murmur.report.about import strategy_of
 from murmur.report.cells import folders_of
@@ -65,6 +66,7 @@ def empty(target: Path) -> None:
     Raises:
         ReportError: the folder holds files that `write_events` did not write.
     """
+    refuse_link(target)
     if target.exists():
         if not (target / MARK).is_file():
             raise ReportError(f"{target} was not written by murmur report --tensorboard: name another folder")
@@ -81,7 +83,7 @@ def records_of(run: Run) -> Iterator[Mapping[str, Any]]:
     for line in FinishedLines(path):
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
+        except UNREADABLE:
             continue
         if isinstance(row, dict) and all(is_number(row.get(key)) for key in ("samples", "seconds")):
             yield row

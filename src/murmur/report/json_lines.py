@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from murmur.core.plain_files import UNREADABLE
 from murmur.core.whole_files import FinishedLines
-
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 def read_lines(path: Path, take: Callable[[Any], None], problems: list[str]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.core.whole_files import FinishedLines
 from murmur.report.json_lines import read_lines
 from murmur.report.recognised import RecognisedUtterance, read_recognised
@@ -131,8 +132,8 @@ def _object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
             problems.append(f"{path} is missing: its content is left out")
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        found = json.loads(read_plain(path))
+    except UNREADABLE as error:
         problems.append(f"{path} cannot be read ({error}): its content is left out")
         return {}
     if not isinstance(found, dict):
@@ -158,7 +159,7 @@ def _phases(folder: Path, records: Records, score: Mapping[str, Any], problems: 
     phases = {str(name): float(seconds) for name, seconds in told.items() if is_number(seconds)}
     if records.last_seconds > 0:
         phases["training"] = records.last_seconds
-    evaluation = sum(_evaluation_seconds(path) for path in sorted(folder.glob("trace*.json")))
+    evaluation = sum(_evaluation_seconds(path) for path in sorted(filter(Path.is_file, folder.glob("trace*.json"))))
     if evaluation > 0:
         phases["evaluation"] = evaluation
     if is_number(score.get("test_seconds")):
@@ -180,7 +181,7 @@ def _events(path: Path) -> Iterator[Mapping[str, Any]]:
         if b'"evaluation"' in line:
             try:
                 event = json.loads(line.strip().strip(b"[],"))
-            except (ValueError, RecursionError):
+            except UNREADABLE:
                 continue
             if isinstance(event, dict):
                 yield event

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmur.report.json_lines import UNREADABLE
+from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.report.records import Records, is_number
 from murmur.report.slow import WORDS
 from murmur.report.tail import Tail
@@ -187,7 +187,7 @@ class Watched:
 def _object(path: Path) -> Mapping[str, Any]:
     """A JSON object; empty if there is none, or one that is just being written."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(read_plain(path))
+    except (OSError, *UNREADABLE):
         return {}
     return found if isinstance(found, dict) else {}

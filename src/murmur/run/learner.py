@@ -17,6 +17,7 @@ from murmur.core.facts import training_learners
 from murmur.core.group import PeerLost, WorldMismatch
 from murmur.core.membership import StoppedGracefully
 from murmur.core.native_thread import end_process
+from murmur.core.printable import log_to_stderr
 from murmur.core.stop_signals import Stoppable, Stopped
 from murmur.core.torch_private import HashStore, Store
 from murmur.core.world import Seat, World
@@ -181,7 +182,7 @@ def tell_launcher(folder: Path, why: str) -> None:
 
 def main() -> None:
     """Entry point of a learner's process. Arguments: the file of the request, and --resume at a restart."""
-    logging.basicConfig(level=logging.INFO, format="murmur: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     with Stoppable(tell=None):
         try:
             status = learn(Path(sys.argv[1]), resume="--resume" in sys.argv[2:])

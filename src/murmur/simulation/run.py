@@ -17,6 +17,7 @@ from murmur.core.errors import IncompleteRun, SettingError
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.group import PeerLost
+from murmur.core.plain_files import making_sense
 from murmur.core.whole_files import FinishedLines
 from murmur.core.world import Seat
 from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
@@ -169,8 +170,9 @@ def behind(out: Path) -> tuple[float, Counter[int], list[float]]:
     facts = found.facts
     for record in map(read_line, FinishedLines(out / "records.jsonl")):
         if record is not None and record["kind"] == "step":
-            done[record["learner"]] += record["minibatches"] < facts["minibatches"]
-    return float(facts["seconds"]), done, facts["counted"].get("sent_bytes", [])
+            done[int(record["learner"])] += record["minibatches"] < facts["minibatches"]
+    with making_sense(out / "checkpoints", "move the newest checkpoint away"):
+        return float(facts["seconds"]), done, [float(sent) for sent in facts["counted"].get("sent_bytes", [])]
 
 
 def allow_files(learners: int) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import typer
 
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write
+from murmur.core.printable import say
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.file_errors import naming
@@ -82,7 +82,7 @@ def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
     store = make_features(corpus, front, how.out, how.jobs, progress=True)
     write_statistics(store, wanted.scope)
     write_summary(store, source, wanted.scope)
-    typer.echo(f"{store.summary()}\n{store.folder}")
+    say(f"{store.summary()}\n{store.folder}")
 
 
 def make_aligned(corpus: Corpus, front: Front, alignments: Path, scope: Scope, how: Making) -> FrameStore:
@@ -117,13 +117,13 @@ def tell_store(store: FrameStore) -> None:
     """Print one line about a prepared corpus, one per problem, and its folder."""
     size = sum(path.stat().st_size for path in store.folder.iterdir())
     frames = int(store.lengths.sum())
-    typer.echo(
+    say(
         f"{frames} frames of {store.dims} values, {len(store)} utterances, {len(store.problems)} skipped, "
         f"{store.storage}, {size / 1e6:.1f} MB"
     )
     for problem in store.problems:
-        typer.echo(f"skipped {problem}")
-    typer.echo(str(store.folder))
+        say(f"skipped {problem}")
+    say(str(store.folder))
 
 
 def _frames_folder(out: Path, *content: str) -> Path:
@@ -201,7 +201,8 @@ def write_statistics(store: FeatureStore, scope: Scope) -> None:
     pairs = [statistics(store[u] for u in members[name]) for name in names]
     path = store.folder / f"cmvn-{scope}.npz"
     beside = path.with_name(f".{path.name}")
-    with naming(path), beside.open("wb") as file:
+    beside.unlink(missing_ok=True)  # left by a killed program
+    with naming(path), beside.open("xb") as file:
         np.savez(
             file,
             names=np.array(names),

@@ -37,7 +37,7 @@ from murmur.user_loop.answers import Answers
 from murmur.user_loop.ending import take_over
 from murmur.user_loop.group import JoinedGroup, Loops, group_of_next_block
 from murmur.user_loop.keeper import Keeper
-from murmur.user_loop.loop import Loop, LoopSeat, Offer, advance
+from murmur.user_loop.loop import Loop, LoopSeat, Offer, advance, telling_who_is_lost
 from murmur.user_loop.rounds import RoundSource
 from murmur.user_loop.source import Plan, positive
 from murmur.worlds.process.launch.environment import Place, place_of
@@ -118,12 +118,14 @@ class Joined:
         if self._entered:
             raise RuntimeError("this loop has had its block: call murmur.join again for another one")
         with ExitStack() as stack, ordinary_tensors():
-            if self._given is None:
-                seat = self._own_seat(stack)
-                self._sit(seat, seat.group)
-            else:
-                self._sit(self._given, group_of_next_block(self._given))
-            self._buffers.begin(drive(self._begin()))
+            with telling_who_is_lost(self.rank):
+                if self._given is None:
+                    seat = self._own_seat(stack)
+                    self._sit(seat, seat.group)
+                else:
+                    self._sit(self._given, group_of_next_block(self._given))
+                begun = drive(self._begin())
+            self._buffers.begin(begun)
             guard = self.optimizer.register_step_pre_hook(self._refuse)
             stack.callback(guard.remove)
             self._stack = stack.pop_all()
@@ -253,7 +255,7 @@ class Joined:
 
         Raises:
             FloatingPointError: `plan.most_skipped` steps in a row had such gradients; training has diverged.
-            PeerLost: A learner is gone.
+            PeerLost: A learner or the store is gone, or the others have gone on without this learner.
             RuntimeError: The loop is not in its block, or is in `consensus()`, a parameter has been added or become
                 trainable since the start, a gradient is sparse, an activity beside the loop has failed, or gradients
                 were changed after `last_backward`.
@@ -299,7 +301,7 @@ class Joined:
         if self._running is None:
             self._running = self.strategy(self._me)
         try:
-            with ordinary_tensors():
+            with ordinary_tensors(), telling_who_is_lost(self.rank):
                 self._ended = advance(self._running)
         except BaseException as error:
             self._failure = error
@@ -334,7 +336,7 @@ class Joined:
         """
         self._check_inside("consensus()")
         with ExitStack() as stack:
-            with ordinary_tensors():  # averaging beside the evaluation changes tensors that are made here
+            with ordinary_tensors(), telling_who_is_lost(self.rank):  # averaging beside it changes tensors made here
                 stack.enter_context(self._answers.in_place(self._source, self._live, self.plan.timeout_seconds))
             try:
                 yield self.model
@@ -416,7 +418,8 @@ class Joined:
             self._check_going("the end of the block")
             self._all.loops.announce([self.rank])
             self._advance()
-            drive(self._settle())
+            with telling_who_is_lost(self.rank):
+                drive(self._settle())
         except BaseException:
             self._abort()
             raise

@@ -20,6 +20,7 @@ from murmur.core.flat import Layout
 from murmur.core.group import Group
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import NOTHING, Preparation
+from murmur.core.model_mode import evaluating
 from murmur.core.moments import Moments
 from murmur.core.source import SKIPPED_SAMPLES, WHOLE
 from murmur.core.world import drive
@@ -366,7 +367,8 @@ class LoopSource:
             probe, buffers = self._probe
             Layout.trainable(probe).scatter(w)
             buffers.put(self.buffers.loose())
-            return self.plan.evaluate(probe.eval())
+            with evaluating(probe):
+                return self.plan.evaluate(probe)
 
     async def boundary(self, me: Learner) -> None:  # noqa: ARG002 - a loop has no records
         """Check the weights after a round. The loop evaluates and saves checkpoints itself."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from murmur.core.errors import DamagedCheckpoint
+from murmur.core.plain_files import UNREADABLE
 from murmur.engine.checkpoints.checkpoint import minibatches_of, name_of, read_facts, read_pair, write_pair
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ def _loss(stem: Path) -> float:
     facts = read_facts(stem)
     try:
         return float(facts["figures"]["loss"])
-    except (KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise DamagedCheckpoint(f"{stem.with_suffix('.json')}: names no held-out loss") from error
 
 

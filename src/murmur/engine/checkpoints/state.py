@@ -100,8 +100,8 @@ def unpack(source: TaskSource, part: CheckpointPart) -> dict[str, Tensor]:
     same = keeps_optimizer(part, source)
     if same:
         unpack_optimizer(source.optimizer, tensors, facts["optimizer"])
-    source.clock.before = facts["seconds"]
-    source.heldout = tuple(facts["heldout"])
+    source.clock.before = float(facts["seconds"])
+    source.heldout = tuple(float(loss) for loss in facts["heldout"])
     source.counters.read(facts["counters"])
     outer = {k.removeprefix(OUTER): t.to(device) for k, t in tensors.items() if k.startswith(OUTER)}
     if not same:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from murmur.core.plain_files import read_plain
 from murmur.speech.corpus.corpus import CorpusError
 
 NONSENSE = (
@@ -101,7 +102,7 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
         OSError: the file cannot be read.
     """
     with making_sense_of(path, remedy):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_plain(path))
         if not isinstance(found, dict):
             raise CorpusError(f"{path} holds a {type(found).__name__}, not an object: {remedy}")
         return found

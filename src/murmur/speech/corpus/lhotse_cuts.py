@@ -100,7 +100,9 @@ def _stretch(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.Supervis
     if cut.recording.transforms or any(source.type != "file" for source in cut.recording.sources):
         raise CorpusError(f"cut {cut.id} is transformed or no file: store it as audio first")
     name = _channel(cut, supervision)
-    source = next(source for source in cut.recording.sources if name in source.channels)
+    source = next((source for source in cut.recording.sources if name in source.channels), None)
+    if source is None:
+        raise CorpusError(f"its recording has no file with channel {name}")
     path = Path(source.source)
     if not path.is_absolute() and (folder / path).exists():
         path = folder / path

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from murmur.core.plain_files import UNREADABLE, plain_file
 from murmur.core.whole_files import FinishedLines
 from murmur.speech.decoding.decoder import DecodeOptions, Hypothesis
 
@@ -48,7 +49,7 @@ class KeptResults:
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab", buffering=0)
+        self._file = plain_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         whole = 0
         for line in FinishedLines(self.path):
             row = _row(line)
@@ -96,7 +97,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
         _read(row)
-    except (ValueError, TypeError, LookupError, zlib.error, RecursionError):
+    except (*UNREADABLE, zlib.error):
         return None
     return row if isinstance(row.get("scores"), str) else None
 

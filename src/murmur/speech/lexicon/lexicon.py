@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -317,7 +318,8 @@ def _assemble(entries: Iterable[Entry], phones: Sequence[str]) -> Lang:
 def _disambiguate(labelled: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Pronunciation, ...]:
     """Give #k to pronunciations shared by words or prefixes of other pronunciations, so that L can be determinised."""
     shared = Counter(phones for _, phones in labelled)
-    prefixes = {phones[:n] for _, phones in labelled for n in range(1, len(phones))}
+    ordered = sorted(shared)  # those that begin with a pronunciation follow it at once
+    prefixes = {first for first, second in pairwise(ordered) if second[: len(first)] == first}
     used: Counter[tuple[int, ...]] = Counter()
     prons = []
     for word, phones in labelled:

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from murmur.core.plain_files import UNREADABLE, open_plain, read_plain
 from murmur.core.whole_files import FinishedLines
 
 Row = dict[str, Any]
@@ -47,7 +48,7 @@ class Rows:
             try:
                 row = json.loads(line)
                 found[str(row["digest"])] = row
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
+            except UNREADABLE as error:
                 raise DamagedRows(
                     f"{self.path}, line {number}: expected an object with a digest, found {line[:60]!r} ({error});"
                     " delete that line, its run is then made again"
@@ -58,7 +59,7 @@ class Rows:
         """Write a row after the last whole one, and wait until it is on disk."""
         line = (json.dumps(_finite(row), ensure_ascii=False) + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        file = open_plain(self.path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed: another program may write a row
             os.lseek(file, _end_of_last_whole_line(self.path), os.SEEK_SET)
@@ -71,7 +72,7 @@ class Rows:
 
 
 def _end_of_last_whole_line(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1
+    return read_plain(path).rfind(b"\n") + 1
 
 
 def _finite(value: Any) -> Any:

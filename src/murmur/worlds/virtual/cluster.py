@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.overlapped_mean import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.core.trace import COMPUTE
 from murmur.core.whole_files import FinishedLines
 from murmur.worlds.virtual.collectives import ALLREDUCE
@@ -112,7 +113,7 @@ class RecordedSeconds:
             rows: dict[int, list[float]] = defaultdict(list)
             for span in sorted((s for s in spans if s.get("cat") == COMPUTE and s["dur"] > 0), key=lambda s: s["ts"]):
                 rows[int(span["pid"])].append(span["dur"] / 1e6)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except UNREADABLE as error:
             raise ValueError(f"{trace} is not a Chrome trace of a run: {error!r}") from error
         if not rows:
             raise ValueError(f"{trace} holds no spans of kind {COMPUTE!r}: name the trace.json of a training run")
@@ -130,7 +131,7 @@ class RecordedSeconds:
 def _spans_of(trace: Path) -> list[Any]:
     """The spans of a trace, whose array is open, and whose last line may be unfinished, until its run has ended."""
     try:
-        whole = json.loads(trace.read_text(encoding="utf-8"))
+        whole = json.loads(read_plain(trace))
     except json.JSONDecodeError:
         lines = list(FinishedLines(trace))
         spans = [span for line in lines if (span := line.strip().strip(b"[],"))]
