@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 from pathlib import Path
 
 import pytest
@@ -172,14 +173,18 @@ def test_mistakes(data: Path) -> None:
     assert "one or two files of hypotheses can be scored, got 3" in said
 
 
-def test_compressed_files_are_called_that(data: Path) -> None:
-    packed = gzip.compress((data / "first").read_bytes())
-    for name in ("first.gz", "first.packed"):
-        (data / name).write_bytes(packed)
-        told = f"murmur: {data / name} is compressed (gzip): unpack it, e.g. with gunzip\n"
-        assert run(data / "text", data / name) == (1, told)
-        (data / "ref.stm").write_text("f A s1 0 5 yes\n")
-        assert run(data / "ref.stm", data / name) == (1, told)
+def test_gzip_is_read_whatever_the_name_and_other_formats_are_called_that(data: Path) -> None:
+    plain = (data / "first").read_bytes()
+    (data / "ref.stm").write_text("f A s1 0 5 yes\n")
+    (data / "hyp.ctm").write_bytes(gzip.compress(b"f A 1 0.1 yes\n"))
+    assert "%WER 0.00 [ 0 / 1," in run(data / "ref.stm", data / "hyp.ctm")[1]
+    for name, content in (("first.gz", gzip.compress(plain)), ("packed", gzip.compress(plain)), ("plain.gz", plain)):
+        (data / name).write_bytes(content)
+        assert run(data / "text", data / name) == run(data / "text", data / "first")
+    (data / "first.xz").write_bytes(lzma.compress(plain))
+    told = f"murmur: {data / 'first.xz'} is compressed (xz): unpack it, e.g. with unxz\n"
+    for reference in (data / "text", data / "ref.stm"):
+        assert run(reference, data / "first.xz") == (1, told)
 
 
 def test_a_negative_seed_is_named(data: Path) -> None:

@@ -12,12 +12,13 @@ from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
 from murmur.core.whole_files import in_place_of
 from murmur.run.timed import timed
+from murmur.speech.corpus.text_lines import text_lines
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune
 from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words
 from murmur.speech.language_model.ngram import UNKNOWN_NAMES, NgramModel, perplexity
 from murmur.speech.lexicon.lexicon import listed_words
-from murmur.tasks.sentences import check_text, files_of, sentences_of, text_lines
+from murmur.tasks.sentences import check_text, files_of, sentences_of
 
 app = typer.Typer(
     help="Language models in ARPA format: train (modified Kneser-Ney), prune (relative entropy), perplexity.\n\n"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from murmur.speech.corpus.file_errors import not_utf8
+from murmur.speech.corpus.text_lines import text_of
 from murmur.speech.corpus.synth import SynthesisError, load_espeak
 from murmur.speech.lexicon.spelling import JOINERS, Digits, UnspeakableError, check_word, folded, graphemes, spell
 
@@ -109,16 +109,13 @@ class PhoneMap:
         Raises:
             ValueError: a symbol twice, or none at all; the message names the line.
         """
-        try:
-            return PhoneMap.parse(Path(path).read_text(encoding="utf-8-sig"), str(path))
-        except UnicodeDecodeError as error:
-            raise ValueError(not_utf8(path, error)) from error
+        return PhoneMap.parse(text_of(path), str(path))
 
     @staticmethod
     def parse(text: str, name: str, vowels: frozenset[str] = frozenset()) -> PhoneMap:
         """Parse the text of a map; `name` is for messages. Raises as `read` does."""
         images: dict[str, Phones] = {}
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             fields = unicodedata.normalize("NFD", line.split("#", 1)[0]).split()
             if fields and fields[0] in images:
                 raise ValueError(f"{name}:{number}: {fields[0]!r} appears twice: give each symbol one image")
