@@ -158,7 +158,7 @@ def test_mistakes(words: list[str], says: str, text: Path, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     Path("empty").write_text("\n\n")
     Path("latin1").write_bytes(b"a\xe4")
-    Path("damaged.gz").write_bytes(text.read_bytes()[:40])
+    Path("damaged.gz").write_bytes(gzip.compress(text.read_bytes())[:40])
     Path("data").mkdir()
     Path("data/text").write_text("u1 a b\n")
     Path("words").write_text("a\n")

@@ -34,7 +34,7 @@ from murmur.speech.corpus.corpus import (
 )
 from murmur.speech.corpus.file_errors import making_sense_of
 from murmur.speech.corpus.sound_file import open_sound
-from murmur.speech.corpus.text_lines import columns, written_lines
+from murmur.speech.corpus.text_lines import columns, nfc, written_lines
 
 CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
 
@@ -132,7 +132,7 @@ def read_pairs(path: Path, what: str) -> dict[str, str]:
     """
     table = {}
     for key, row in _read_rows(path).items():
-        fields = columns(unicodedata.normalize("NFC", row.value), row.place)
+        fields = columns(nfc(row.value), row.place)
         if len(fields) != 1:
             raise CorpusError(f"{row.place}: {key!r} has {1 + len(fields)} columns, not two: write {what}")
         table[key] = fields[0]
@@ -160,7 +160,7 @@ def _read_rows(path: Path) -> dict[str, _Row]:
             continue
         place = f"{path}:{number}"
         fields = columns(line, place, 2)
-        key = unicodedata.normalize("NFC", fields[0])
+        key = nfc(fields[0])
         if key in table:
             raise CorpusError(f"{place}: {key!r} appears twice: remove one line")
         table[key] = _Row(place, fields[1].strip() if len(fields) > 1 else "")
@@ -264,7 +264,7 @@ def _sides(folder: Path) -> dict[str, tuple[str, str]]:
         return {}
     found = {}
     for recording, row in _read_rows(path).items():
-        fields = columns(unicodedata.normalize("NFC", row.value), row.place)
+        fields = columns(nfc(row.value), row.place)
         if len(fields) != 2 or fields[1] not in CHANNELS:
             raise CorpusError(
                 f"{row.place}: {recording!r} has {row.value!r}; it takes FILE CHANNEL, the channel as A, B or 1, 2"
@@ -288,7 +288,7 @@ def _channel(path: Path, name: str) -> int | None:
 def _segment(name: str, row: _Row, recordings: Mapping[str, Audio]) -> Audio:
     """The stretch of a recording; a fifth column is Kaldi's number of the channel, from 0, or -1."""
     try:
-        recording, start, end, *channel = columns(unicodedata.normalize("NFC", row.value), row.place)
+        recording, start, end, *channel = columns(nfc(row.value), row.place)
         begin, stop, chosen = float(start), float(end), int(*channel) if channel else -1
         if not (math.isfinite(begin) and math.isfinite(stop)) or chosen < -1:
             raise ValueError("a time is not finite, or there is no such channel")

@@ -20,6 +20,11 @@ GZIP = b"\x1f\x8b"
 _COLUMN_ENDS = re.compile(r"[ \t]+")
 
 
+def nfc(text: str) -> str:
+    """Return a text in NFC, so that equal-looking ones are equal."""
+    return unicodedata.normalize("NFC", text)
+
+
 def is_gzip(path: Path) -> bool:
     """True if the content of a file is packed by gzip, whatever its name."""
     with open(path, "rb") as file:
@@ -33,16 +38,19 @@ def text_of(path: Path) -> str:
         CorpusError: the file is damaged, not UTF-8, or has other ends of lines; names the line.
         OSError: the file cannot be read.
     """
+    return decoded(path, unpacked(path))
+
+
+def unpacked(path: Path) -> bytes:
+    """Return the content of a file, unpacked if it is gzip; raises as `text_of` does."""
     content = Path(path).read_bytes()
-    if content.startswith(GZIP):
-        try:
-            content = gzip.decompress(content)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise CorpusError(f"{path} is damaged ({error}): copy it again") from error
-    return decoded(path, content)
+    try:
+        return gzip.decompress(content) if content.startswith(GZIP) else content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CorpusError(f"{path} is damaged ({error}): copy it again") from error
 
 
-def decoded(path: Path, content: bytes) -> str:
+def decoded(path: Path | str, content: bytes) -> str:
     """Return the text of bytes that were read from a file; raises as `text_of` does."""
     try:
         text = content.decode("utf-8-sig")
@@ -65,7 +73,7 @@ def written_lines(path: Path) -> list[str]:
 
 def text_lines(path: Path) -> list[str]:
     """Return the lines of a file in NFC; raises as `text_of` does."""
-    return [unicodedata.normalize("NFC", line) for line in written_lines(path)]
+    return [nfc(line) for line in written_lines(path)]
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:

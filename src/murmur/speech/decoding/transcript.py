@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 STDIN = "-"
-ENCODED = frozenset("%;<>\"\\`")  # printable characters that a name in a CTM may not hold
+ENCODED = frozenset('%;<>"\\`')  # printable characters that a name in a CTM may not hold
 LONGEST_LINE = 42  # characters of a subtitle, as is usual in broadcasting
 LONGEST_CUE_SECONDS = 6.0
 PAUSE_SECONDS = 0.6  # a pause as long as this begins a new subtitle

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from murmur.speech.corpus.text_lines import text_of
 from murmur.speech.corpus.synth import SynthesisError, load_espeak
+from murmur.speech.corpus.text_lines import text_of
 from murmur.speech.lexicon.spelling import JOINERS, Digits, UnspeakableError, check_word, folded, graphemes, spell
 
 _IPA = 0x02
@@ -120,7 +120,7 @@ class PhoneMap:
             if fields and fields[0] in images:
                 raise ValueError(f"{name}:{number}: {fields[0]!r} appears twice: give each symbol one image")
             if fields:
-                images[fields[0]] = tuple(fields[1:])
+                images[fields[0]] = tuple(unicodedata.normalize("NFC", phone) for phone in fields[1:])
         if not images:
             raise ValueError(f"{name} holds no line `IPA phone phone ...`")
         return PhoneMap(images, vowels)

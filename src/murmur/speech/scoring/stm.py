@@ -22,6 +22,7 @@ from murmur.speech.scoring.word_network import TranscriptError, WordNetwork
 
 IGNORE = "ignore_time_segment_in_scoring"
 LABEL = re.compile(r';;\s*label\s+"([^"]*)"\s+"([^"]*)"', re.IGNORECASE)
+NO_WORDS = frozenset("{}/@")  # of a transcript with alternatives
 CTM_COLUMNS = 8  # with confidence, type and speaker
 CONFIDENCE = re.compile(r"([+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|na|nan)?", re.IGNORECASE)
 Recording = tuple[str, str]  # file and channel, in lower case
@@ -124,6 +125,25 @@ def read_ctm(path: Path) -> dict[Recording, tuple[TimedWord, ...]]:
     return {r: tuple(sorted(found, key=lambda w: w.begin)) for r, found in words.items()}
 
 
+def each_optional(text: str) -> str:
+    """Return a transcript with parentheses around each word alone: `({a / b c} d)` is `{ (a) / (b) (c) } (d)`.
+
+    A transcript whose parentheses do not match is returned as it is.
+    """
+    made, depth = list[str](), 0
+    for token in text.replace("{", " { ").replace("}", " } ").split():
+        opened = len(token) - len(token.lstrip("("))
+        closed = len(token[opened:]) - len(token[opened:].rstrip(")"))
+        word = token[opened : len(token) - closed]
+        depth += opened
+        if word:
+            made.append(f"({word})" if depth and word not in NO_WORDS else word)
+        depth -= closed
+        if depth < 0:
+            return text
+    return text if depth else " ".join(made)
+
+
 def _recording(fields: list[str]) -> Recording:
     return fields[0].lower(), fields[1].lower()
 
@@ -152,7 +172,7 @@ def _segment(line: str, place: str, spelled: Callable[[str], str]) -> Segment:
     scored = text.strip().lower() != IGNORE
     text = spelled(text) if scored else ""
     try:
-        network = WordNetwork.of(text) if scored else None
+        network = WordNetwork.of(each_optional(text)) if scored else None
     except TranscriptError as error:
         raise TimeMarkError(f"{place}: {error}") from error
     return Segment(_recording(fields), fields[2].lower(), begin, end, labels, network, text)

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from murmur.speech.corpus.published.conversations import SPOKEN
+from murmur.speech.corpus.published.own import read_own
 from murmur.speech.corpus.published.readers import (
     read_aishell,
     read_an4,
     read_fsdd,
     read_librispeech,
-    read_own,
     read_yesno,
 )
 from murmur.speech.corpus.published.reading import Reader
