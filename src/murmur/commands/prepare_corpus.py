@@ -132,7 +132,7 @@ def tell_splits(manifest: Mapping[str, Any], out: Path) -> None:
         if facts["skipped"]:
             skipped = [Problem(**problem) for problem in facts["skipped"]]
             typer.echo(f"data/{split}: {losses(skipped, facts['utterances'])}")
-    outside = [(problem["where"], problem["what"]) for problem in manifest["outside"]]
+    outside = [(problem["utterance"], problem["what"]) for problem in manifest["outside"]]
     if outside:
         typer.echo(left_out("recording", outside))
     if manifest["absent"]:

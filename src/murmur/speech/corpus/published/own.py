@@ -41,11 +41,11 @@ def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     if places:
         splits = {split: _split(place) for split, place in places.items()}
         _check_speakers(chain.from_iterable(corpus.utterances for corpus in splits.values()))
-        names = " and ".join(place.name for place in places.values())
-        outside = _outside(folder, set(places.values()), f"it is not in the folders {names}: move it into one")
+        names = ", ".join(place.name for place in places.values())
+        outside = _outside(folder, set(places.values()), f"outside of the folders {names}")
         return replace(measured(splits, jobs, {}), outside=outside)
     place = holding(folder, "wav", lambda at: any(at.glob("*/*.txt")), "SPEAKER/NAME.txt beside recordings")
-    outside = () if place == folder else _outside(folder, {place}, f"it is not in {place}: move it there")
+    outside = () if place == folder else _outside(folder, {place}, f"outside of {place}")
     whole = _split(place)
     speakers = sorted(set(whole.speakers.values()), key=str.encode)
     if len(speakers) < 2:
