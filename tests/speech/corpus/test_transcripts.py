@@ -25,11 +25,8 @@ from murmur.speech.corpus.published.transcripts import ENGLISH, PROSE, UNSPACED
         ("\ufeffhel\u200blo\u2060 \u200ethere\u202c", "HELLO THERE"),
         ("Auf\u200clage \ufb01ne ya\ufe0f", "AUFLAGE FINE YA"),
         ("\u0e44\u0e17\u0e22\u200b\u0e44\u0e17\u0e22", "\u0e44\u0e17\u0e22 \u0e44\u0e17\u0e22"),  # Thai
-        (
-            ("la col\u00b7lecci\u00f3 i a\u0140la", "LA COL\u00b7LECCI\u00d3 I AL\u00b7LA"),
-            ("in\u00b7hibir, a\u00b7b l \u00b7 l", "IN\u00b7HIBIR A B L L"),
-            "LA COL\u00b7LECCI\u00d3 AL\u00b7L\u0104 IN\u00b7HIBIR A B",
-        ),
+        ("la col\u00b7lecci\u00f3 i a\u0140la", "LA COL\u00b7LECCI\u00d3 I AL\u00b7LA"),
+        ("in\u00b7hibir, a\u00b7b l \u00b7 l", "IN\u00b7HIBIR A B L L"),
         ("wait\u2026what\u2014no\u2013yes it\u00b4s", "WAIT WHAT NO YES IT'S"),
         ("'TIS THE DOGS' BONE", "'TIS THE DOGS' BONE"),  # published transcripts have no quotation marks
     ],
@@ -46,11 +43,8 @@ def test_english(text, words):
         ("He said \"yes\" and she said 'no' twice.", "HE SAID YES AND SHE SAID NO TWICE"),
         ("'The dogs' bone is here,' he said", "THE DOGS' BONE IS HERE HE SAID"),
         ("'Yes' for the boys' school, 'no' otherwise", "YES FOR THE BOYS' SCHOOL NO OTHERWISE"),
-        (
-            ("''Come'' in,'' he said", "COME IN HE SAID"),
-            ("\u2018tis the \u201990s, rock \u2018n\u2019 roll", "'TIS THE '90S ROCK 'N' ROLL"),
-            "'TWAS LATE HE SAID 'TIS THE '90S ROCK 'N' ROLL",
-        ),
+        ("''Come'' in,'' he said", "COME IN HE SAID"),
+        ("\u2018tis the \u201990s, rock \u2018n\u2019 roll", "'TIS THE '90S ROCK 'N' ROLL"),
         ("Goin' home to see 'em, 'cause o' that", "GOIN' HOME TO SEE 'EM 'CAUSE O' THAT"),
         ("\u2018A line that goes on", "A LINE THAT GOES ON"),
         ("\u201aGut\u2018, sagte er, \u203aja\u2039", "GUT SAGTE ER JA"),

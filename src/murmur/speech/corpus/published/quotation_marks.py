@@ -25,8 +25,8 @@ _WORD_ENDS = ("S", "N", "O")  # letters before the apostrophe of dogs', goin', a
 def unquoted(text: str) -> str:
     """Return a text in capitals with spaces for single quotation marks, and with ' for other apostrophes.
 
-    An apostrophe before a word opens a quotation if one after a word closes it before the next one opens. A mark ‘ at an
-    end of a word is never an apostrophe. Words such as 'tis and '90s open nothing.
+    An apostrophe before a word opens a quotation if one after a word closes it before the next one opens. A mark ‘ at
+    an end of a word is never an apostrophe. Words such as 'tis and '90s open nothing.
     """
     plain = _SEVERAL.sub(lambda found: " " * len(found[0]), text.translate(_MARKS))
     places = [at for at, character in enumerate(plain) if character == "'"]
