@@ -12,10 +12,11 @@ from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
 from murmur.core.whole_files import in_place_of
 from murmur.run.timed import timed
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.corpus.text_lines import text_lines
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune
-from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words
+from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words, words_of
 from murmur.speech.language_model.ngram import UNKNOWN_NAMES, NgramModel, perplexity
 from murmur.speech.lexicon.lexicon import listed_words
 from murmur.tasks.sentences import check_text, files_of, sentences_of
@@ -89,6 +90,10 @@ def train_command(
     with timed(f"writing {out}"):
         write(trained.model, out)
     typer.echo(f"{summary(trained.model)}; {trained.unknown_words} words of the text are outside the vocabulary")
+    if vocabulary is not None and trained.unknown_words:
+        known = set(trained.model.words)
+        lost = dict.fromkeys(word for line in lines for word in words_of(line) if word not in known)
+        typer.echo(left_out("word", [(word, f"not in {vocabulary}") for word in lost]))
 
 
 @app.command("prune")

@@ -66,8 +66,9 @@ def open_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, mode), True)  # the lowest free number, which is this one
-    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)
-    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - open to the end
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     encoding = "utf-8" if sys.stdout is None else sys.stdout.encoding
     errors = "strict" if sys.stdout is None else sys.stdout.errors
     if codecs.lookup(encoding).name != "utf-8":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.kaldi_dir import read_table
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.corpus.published.transcripts import WRITINGS, Writing
 from murmur.speech.corpus.text_lines import text_lines
 
+log = logging.getLogger(__name__)
 SUFFIXES = (".txt", ".txt.gz")
 
 
@@ -46,6 +49,7 @@ def sentences_of(paths: Sequence[Path], writing: Writing = "as-is") -> list[str]
     check_text(paths)
     lines: list[str] = []
     for path in paths:
+        _tell_other_files(path)
         for file in files_of(path):
             if file == path / "text":
                 lines += read_table(file, values_required=False).values()
@@ -62,6 +66,16 @@ def files_of(path: Path) -> list[Path]:
     if (path / "text").is_file():
         return [path / "text"]
     return _files_in(path) if path.is_dir() else [path]
+
+
+def _tell_other_files(path: Path) -> None:
+    """Log the files of a folder of texts that are not read."""
+    if not path.is_dir() or (path / "text").is_file():
+        return
+    files = sorted(each.name for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
+    others = [(name, f"only {' and '.join(SUFFIXES)} are read") for name in files if not name.endswith(SUFFIXES)]
+    if others:
+        log.warning("%s: %s", path, left_out("file", others, len(files)))
 
 
 def _files_in(folder: Path) -> list[Path]:

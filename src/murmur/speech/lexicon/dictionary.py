@@ -103,13 +103,15 @@ def _check_words(path: Path) -> None:
 
 
 def _without_output(line: Line) -> Line:
-    """The line without HTK's output symbol and with the figure of Julius' @."""
-    own, rest = line.columns[:1], line.columns[1:]
-    if own and rest and _OUTPUT.fullmatch(own[0]) and not any(map(_OUTPUT.fullmatch, rest)):
-        own, rest = rest[:1], rest[1:]
-    if own and own[0].startswith("@") and _is_number(own[0][1:]):
-        own = (f"{float(own[0][1:]):.6f}",)
-    return line._replace(columns=own + rest)
+    """The line without HTK's output symbol and with the figure of Julius' @ as a number."""
+    figures, rest = tuple[str, ...](), line.columns
+    for _ in range(2):  # they come in either order
+        own, behind = rest[:1], rest[1:]
+        if own and own[0].startswith("@") and _is_number(own[0][1:]):
+            figures, rest = (f"{float(own[0][1:]):.6f}",), behind
+        elif own and behind and _OUTPUT.fullmatch(own[0]) and not any(map(_OUTPUT.fullmatch, behind)):
+            rest = behind
+    return line._replace(columns=figures + rest)
 
 
 def _is_number(column: str) -> bool:

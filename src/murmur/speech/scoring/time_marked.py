@@ -44,7 +44,7 @@ def score_segments(reference: Reference, hypothesis: Mapping[Recording, Sequence
     Raises:
         TimeMarkError: The hypothesis has a recording that the reference lacks, or one by two names.
     """
-    hypothesis = _named_as(reference.segments, hypothesis)
+    hypothesis = named_as(reference.segments, hypothesis)
     unknown = sorted(set(hypothesis) - set(reference.segments))
     if unknown:
         name, channel = unknown[0]
@@ -57,7 +57,7 @@ def score_segments(reference: Reference, hypothesis: Mapping[Recording, Sequence
     return scored
 
 
-def _named_as(
+def named_as(
     reference: Iterable[Recording], hypothesis: Mapping[Recording, Sequence[TimedWord]]
 ) -> dict[Recording, Sequence[TimedWord]]:
     """Name the recordings of a hypothesis as the reference does; on either side a name may be percent-encoded."""
