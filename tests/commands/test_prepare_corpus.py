@@ -620,3 +620,14 @@ def test_a_manifest_from_elsewhere_says_nothing(tmp_path: Path) -> None:
     for content in ("[]", "{", '{"finished": 0}', '{"finished": true}'):
         (out / "manifest.json").write_text(content)
         sets.check_parts(out)
+
+
+def test_recordings_beside_the_splits_are_told(tmp_path: Path) -> None:
+    for split, speakers in (("train", 8), ("test", 1), ("valid", 1), ("other", 2)):
+        own_recordings(tmp_path / "rec" / split, speakers)
+    code, said = run("own", "--from", tmp_path / "rec", "--out", tmp_path / "set")
+    assert code == 0, said
+    assert f"{tmp_path}/set/data/dev: 2 utterances, 1 speakers" in said
+    named = "other/s00/0.wav, other/s00/1.wav, other/s01/0.wav and 1 more"
+    assert f"4 recordings are left out: {named}: outside of the folders train, valid, test\n" in said
+    assert len(json.loads((tmp_path / "set/manifest.json").read_text())["outside"]) == 4

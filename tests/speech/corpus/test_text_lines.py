@@ -66,7 +66,7 @@ def test_other_encodings_are_named(kind: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="file.*UTF-16" if encoding == "utf-16" or kind != "arpa" else "file"):
             read(path)
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ValueError, match="file.* is not UTF-8"):
+    with pytest.raises(ValueError, match=r"file.* is not UTF-8"):
         read(path)
     path.write_bytes(gzip.compress(text.encode())[:-12])
     with pytest.raises(ValueError, match="file is damaged"):
