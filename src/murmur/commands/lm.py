@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -91,9 +92,14 @@ def train_command(
         write(trained.model, out)
     typer.echo(f"{summary(trained.model)}; {trained.unknown_words} words of the text are outside the vocabulary")
     if vocabulary is not None and trained.unknown_words:
-        known = set(trained.model.words)
-        lost = dict.fromkeys(word for line in lines for word in words_of(line) if word not in known)
-        typer.echo(left_out("word", [(word, f"not in {vocabulary}") for word in lost]))
+        typer.echo(left_out("word", outside(lines, trained.model, vocabulary)))
+
+
+def outside(lines: Sequence[str], model: NgramModel, vocabulary: Path) -> list[tuple[str, str]]:
+    """Words of a text that a model lacks, each with the reason."""
+    known = set(model.words)
+    lost = dict.fromkeys(word for line in lines for word in words_of(line) if word not in known)
+    return [(word, f"not in {vocabulary}") for word in lost]
 
 
 @app.command("prune")

@@ -75,7 +75,7 @@ def open_standard_streams() -> None:
         codecs.register_error(REPLACED, _Replaced(encoding))
         errors = REPLACED
     raw = _Output(1, "w", closefd=False)
-    live = sys.stdout is not None and sys.stdout.line_buffering
+    live = bool(sys.stdout is not None and sys.stdout.line_buffering)
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=live)
 
 

@@ -79,7 +79,9 @@ def test_recordings_beside_the_folder_wav_are_outside(tmp_path: Path) -> None:
 )
 def test_names_that_collide_are_refused_with_both(first: str, second: str, identifier: str, tmp_path: Path) -> None:
     with pytest.raises(CorpusError) as refused:
-        read(tmp_path, ["train/o/1.wav", "test/p/1.wav", first, second] if first.startswith("train") else [first, second])
+        read(
+            tmp_path, ["train/o/1.wav", "test/p/1.wav", first, second] if first.startswith("train") else [first, second]
+        )
     wanted = {str((tmp_path / name).parent if "speaker" in identifier else tmp_path / name) for name in (first, second)}
     assert all(name in str(refused.value) for name in wanted)
     assert f"would both be {identifier}" in str(refused.value)

@@ -31,7 +31,7 @@ class _Lines:
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self.path, self.number = path, 0
-        self.size = path.stat().st_size * (_DEFLATED if isinstance(file, gzip.GzipFile) else 1)  # bytes at most
+        self.size = path.stat().st_size * (_DEFLATED if is_gzip(path) else 1)  # bytes at most
         self._lines: Iterator[bytes] = iter(file)
 
     def next(self, wanted: str) -> bytes:
