@@ -173,6 +173,21 @@ def test_mistakes(data: Path) -> None:
     assert "one or two files of hypotheses can be scored, got 3" in said
 
 
+def test_recordings_without_a_word_are_named(data: Path) -> None:
+    (data / "ref.stm").write_text("".join(f"f{n} A s1 0 5 yes\n" for n in range(5)))
+    (data / "hyp.ctm").write_text("F0 A 1 0.1 yes\n")
+    code, said = run(data / "ref.stm", data / "hyp.ctm")
+    assert code == 0
+    assert f"{data / 'hyp.ctm'} has no word of 4 of 5 recordings: f1 a, f2 a, f3 a and 1 more\n" in said
+    assert "%WER 80.00 [ 4 / 5, 0 ins, 4 del, 0 sub ]" in said
+
+
+def test_a_third_column_of_speakers_is_refused(data: Path) -> None:
+    (data / "speakers").write_text("s1-1 s1 a\n")
+    code, said = run(data / "text", data / "first", "--speakers", data / "speakers")
+    assert (code, "speakers:1: 's1-1' has 3 columns, not two: write UTTERANCE SPEAKER" in said) == (1, True)
+
+
 def test_gzip_is_read_whatever_the_name_and_other_formats_are_called_that(data: Path) -> None:
     plain = (data / "first").read_bytes()
     (data / "ref.stm").write_text("f A s1 0 5 yes\n")

@@ -55,6 +55,14 @@ def test_a_damaged_text_is_named(tmp_path: Path) -> None:
             sentences_of([tmp_path / name])
 
 
+def test_files_of_a_folder_that_are_not_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a.txt", "b.md", "c.TXT", "d.text", "e.csv", ".hidden"):
+        (tmp_path / name).write_text("one\n")
+    assert sentences_of([tmp_path]) == ["one"]
+    told = "4 of 5 files are left out: b.md, c.TXT, d.text and 1 more: only .txt and .txt.gz are read"
+    assert caplog.messages == [f"{tmp_path}: {told}"]
+
+
 def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     for content, wanted in (

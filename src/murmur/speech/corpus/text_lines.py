@@ -94,6 +94,9 @@ def columns(line: str, place: str, most: int = -1) -> list[str]:
     Raises:
         CorpusError: a column other than the rest holds white space that separates no columns, such as U+00A0.
     """
+    quick = line.split(maxsplit=most - 1 if most > 0 else -1)
+    if " ".join(quick) == line:  # single spaces alone
+        return quick
     found = _COLUMN_ENDS.split(line.strip(" \t\r\n"), max(most - 1, 0))
     found = found if found[0] else []
     for column in found if len(found) != most else found[:-1]:

@@ -25,6 +25,7 @@ _COMMENT = re.compile(r"\s#")
 _HASHES = re.compile(r"#+(\s|$)")
 _VARIANT = re.compile(r"(?<=.)\(\d+\)$")
 _DECIMAL = re.compile(r"[+-]?(\d+[.,]\d*|[.,]\d+)(e[+-]?\d+)?|[+-]?\d+e[+-]\d+", re.IGNORECASE)
+_BEGINS = frozenset("0123456789+-.,")  # characters that a number may begin with
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _OUTPUT = re.compile(r"\[.*\]|\{.*\}")
 _OTHER_FORMATS = {re.compile(r'\(\s*"'): "Festival", re.compile(r"<\?xml|<lexicon\b"): "PLS (XML)"}
@@ -49,12 +50,13 @@ def read_lines(path: Path, known: Collection[str] = ()) -> list[Line]:
         CorpusError: a number may be a phone or a figure, a word may hold a space, or the format is another one; names
             the line.
     """
-    lines = list(_written(path))
-    _check_words(path)
+    rows = text_lines(path)
+    lines = list(_written(path, rows))
+    _check_words(path, rows)
     plain = [_without_output(line) for line in lines]
     found = _without_figures(plain, known)
     for line in found:
-        odd = next((c for c in line.columns if _DECIMAL.fullmatch(c)), None)
+        odd = next((c for c in line.columns if c[0] in _BEGINS and _DECIMAL.fullmatch(c)), None)
         if odd is not None:
             raise CorpusError(f"{line.place}: {line.word!r} has the number {odd} among its phones: remove it")
     changed = [line for line, new in zip(lines, found, strict=True) if new.columns != line.columns]
@@ -72,31 +74,38 @@ def words_in(lines: Sequence[str], name: str = "word list") -> Iterator[str]:
     """The first column of each line of a word list, a dictionary or a symbol table, without comments and numbers."""
     for number, line in enumerate(lines, 1):
         if fields := _columns(line, f"{name}:{number}"):
-            yield _VARIANT.sub("", fields[0])
+            yield _word(fields[0])
+
+
+def _word(column: str) -> str:
+    """The word of a first column, without the number of a variant."""
+    return _VARIANT.sub("", column) if column.endswith(")") else column
 
 
 def _columns(line: str, place: str) -> list[str]:
     """The columns of a line, none for a comment."""
-    if line.startswith(";;;") or _HASHES.match(line):
+    if line.startswith((";;;", "#")) and (line[0] == ";" or _HASHES.match(line)):
         return []
-    return columns(_COMMENT.split(line, maxsplit=1)[0], place)
+    return columns(_COMMENT.split(line, maxsplit=1)[0] if "#" in line else line, place)
 
 
-def _written(path: Path) -> Iterator[Line]:
-    for number, line in enumerate(text_lines(path), 1):
+def _written(path: Path, rows: Sequence[str]) -> Iterator[Line]:
+    for number, line in enumerate(rows, 1):
         place = f"{path}:{number}"
-        for begin, kind in _OTHER_FORMATS.items():
-            if begin.match(line.lstrip()):
-                raise CorpusError(f"{place}: a dictionary of {kind}: write `word phone phone ...` lines")
+        if line.lstrip().startswith(("(", "<")):
+            for begin, kind in _OTHER_FORMATS.items():
+                if begin.match(line.lstrip()):
+                    raise CorpusError(f"{place}: a dictionary of {kind}: write `word phone phone ...` lines")
         if fields := _columns(line, place):
-            yield Line(place, _VARIANT.sub("", fields[0]), tuple(fields[1:]))
+            yield Line(place, _word(fields[0]), tuple(fields[1:]))
 
 
-def _check_words(path: Path) -> None:
+def _check_words(path: Path, rows: Sequence[str]) -> None:
     """Refuse words with spaces in a file whose words and phones are separated by tabs."""
-    rows = [line for line in text_lines(path) if _columns(line, str(path))]
-    tabbed = bool(rows) and all("\t" in row.strip() for row in rows)
-    for row in rows if tabbed else ():
+    if not any("\t" in row for row in rows):
+        return
+    rows = [row for row in rows if _columns(row, str(path))]
+    for row in rows if all("\t" in row.strip() for row in rows) else ():
         word, *rest = row.strip().split("\t")
         if " " in word.strip() and any(" " in column.strip() for column in rest):
             raise CorpusError(f"{path}: the word {word.strip()!r} holds a space: join its parts, e.g. by an underscore")
@@ -104,10 +113,12 @@ def _check_words(path: Path) -> None:
 
 def _without_output(line: Line) -> Line:
     """The line without HTK's output symbol and with the figure of Julius' @ as a number."""
+    if not line.columns or line.columns[0][0] not in "@[{":
+        return line
     figures, rest = tuple[str, ...](), line.columns
     for _ in range(2):  # they come in either order
         own, behind = rest[:1], rest[1:]
-        if own and own[0].startswith("@") and _is_number(own[0][1:]):
+        if own and own[0].startswith("@") and _is_number(own[0][1:] or "@"):
             figures, rest = (f"{float(own[0][1:]):.6f}",), behind
         elif own and behind and _OUTPUT.fullmatch(own[0]) and not any(map(_OUTPUT.fullmatch, behind)):
             rest = behind
@@ -115,16 +126,22 @@ def _without_output(line: Line) -> Line:
 
 
 def _is_number(column: str) -> bool:
+    if column[0] not in _BEGINS:
+        return False
     return _DECIMAL.fullmatch(column) is not None or _WHOLE.fullmatch(column) is not None
 
 
 def _run(line: Line) -> int:
     """Number of columns before the first that is no number."""
+    if not line.columns or line.columns[0][0] not in _BEGINS:
+        return 0
     return next((n for n, column in enumerate(line.columns) if not _is_number(column)), len(line.columns))
 
 
 def _without_figures(lines: Sequence[Line], known: Collection[str]) -> list[Line]:
     runs = [_run(line) for line in lines]
+    if not any(runs):
+        return list(lines)
     sure = [
         max((n + 1 for n in range(run) if _DECIMAL.fullmatch(line.columns[n])), default=0)
         for line, run in zip(lines, runs, strict=True)
