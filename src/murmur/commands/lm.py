@@ -81,9 +81,8 @@ def train_command(
         file_to_read(vocabulary, "--vocabulary")
     not_an_input(out, "--out", [*(file for path in text for file in files_of(path)), *filter(None, [vocabulary])])
     lines = sentences_of(text, writing)
-    words = frequent_words(lines, most) if most is not None else None
-    if vocabulary is not None:
-        words = listed_words(text_lines(vocabulary))
+    words = None if vocabulary is None else listed_words(text_lines(vocabulary))
+    words = words if most is None else frequent_words(lines, most)
     with timed(f"counting and estimating {len(lines)} sentences"):
         trained = config.train(lines, words)
     for fallen in trained.fell_back:
