@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from murmur.__main__ import main  # noqa: F401 - the entry point of programs that an earlier version has installed
 from murmur.core.errors import nearest, user_message
+from murmur.core.standard_streams import OutputError
 
 COMMANDS: Mapping[str, str] = {
     "demo": "Make a digits corpus, train one learner and two, report their word error rates.",
@@ -86,6 +87,8 @@ class Commands(TyperGroup):
         """Run a command; turn a user error into one line and status 1."""
         try:
             return super().invoke(ctx)
+        except OutputError:
+            raise  # what cannot be written is dropped by the entry point
         except Exception as error:
             message = user_message(error)
             if message is None or ctx.params.get("traceback"):

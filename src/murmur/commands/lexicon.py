@@ -12,6 +12,7 @@ from murmur.commands.options import WritingRule
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write, not_an_input
 from murmur.core.printable import say
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.language_model.kneser_ney import words_of
 from murmur.speech.lexicon.lexicon import read_lexicon, without_stress
@@ -157,5 +158,6 @@ def summary(found: Completed, counts: Counter[str]) -> str:
     if found.refused:
         running = sum(counts[word] for word in found.refused)
         share = 100 * running / counts.total()
-        lines.append(f"  {len(found.refused)} refused, {share:.2f} % of the running words: {found.reasons()}")
+        told = left_out("word", list(found.refused.items()), words + len(found.refused))
+        lines.append(f"  {told}\n  {share:.2f} % of the running words are left out, see {REFUSED}")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +14,14 @@ from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
 from murmur.core.printable import say
 from murmur.core.whole_files import in_place_of
 from murmur.run.timed import timed
+from murmur.speech.corpus.left_out import left_out
+from murmur.speech.corpus.text_lines import text_lines
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune
-from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words
+from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words, words_of
 from murmur.speech.language_model.ngram import UNKNOWN_NAMES, NgramModel, perplexity
 from murmur.speech.lexicon.lexicon import listed_words
-from murmur.tasks.sentences import check_text, files_of, sentences_of, text_lines
+from murmur.tasks.sentences import check_text, files_of, sentences_of
 
 app = typer.Typer(
     help="Language models in ARPA format: train (modified Kneser-Ney), prune (relative entropy), perplexity.\n\n"
@@ -79,9 +82,8 @@ def train_command(
         file_to_read(vocabulary, "--vocabulary")
     not_an_input(out, "--out", [*(file for path in text for file in files_of(path)), *filter(None, [vocabulary])])
     lines = sentences_of(text, writing)
-    words = frequent_words(lines, most) if most is not None else None
-    if vocabulary is not None:
-        words = listed_words(text_lines(vocabulary))
+    words = None if vocabulary is None else listed_words(text_lines(vocabulary))
+    words = words if most is None else frequent_words(lines, most)
     with timed(f"counting and estimating {len(lines)} sentences"):
         trained = config.train(lines, words)
     for fallen in trained.fell_back:
@@ -89,6 +91,15 @@ def train_command(
     with timed(f"writing {out}"):
         write(trained.model, out)
     say(f"{summary(trained.model)}; {trained.unknown_words} words of the text are outside the vocabulary")
+    if vocabulary is not None and trained.unknown_words:
+        say(left_out("word", outside(lines, trained.model, vocabulary)))
+
+
+def outside(lines: Sequence[str], model: NgramModel, vocabulary: Path) -> list[tuple[str, str]]:
+    """Words of a text that a model lacks, each with the reason."""
+    known = set(model.words)
+    lost = dict.fromkeys(word for line in lines for word in words_of(line) if word not in known)
+    return [(word, f"not in {vocabulary}") for word in lost]
 
 
 @app.command("prune")

@@ -13,6 +13,8 @@ import typer
 from murmur.core.errors import SettingError, nearest
 from murmur.core.printable import say
 from murmur.run.timed import timed
+from murmur.speech.corpus.corpus import Problem, losses
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.corpus.published.catalogue import CORPORA, CorpusPart, Published
 from murmur.speech.corpus.published.dataset_writer import earlier_splits, write_set
 from murmur.speech.corpus.published.fetch import fetch
@@ -96,18 +98,8 @@ def chosen_parts(name: str, corpus: Published, places: From) -> tuple[CorpusPart
 
 
 def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
-    """Print one line per split, the missing parts, and the next command."""
-    for split, facts in manifest["splits"].items():
-        say(
-            f"{out / 'data' / split}: {facts['utterances']} utterances, {facts['speakers']} speakers, "
-            f"{facts['hours']:.2f} h, {len(facts['skipped'])} skipped"
-        )
-        if facts["wordless"]:
-            say(f"left out {facts['wordless']} segments of {split} without words")
-        for problem in facts["skipped"]:
-            say(f"skipped {problem['utterance']} ({problem['where']}): {problem['what']}")
-    if manifest["absent"]:
-        say(f"missing parts, left out: {', '.join(manifest['absent'])}")
+    """Print one line per split, what is left out, and the next command."""
+    tell_splits(manifest, out)
     why = why_not_trainable(manifest["splits"], 1 if corpus.recipe in DEV_OF_UTTERANCES else HELD_OUT)
     if why is not None:
         say(why)
@@ -126,6 +118,26 @@ def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
     say(f"licence: {corpus.licence}; more in {out / 'manifest.json'}")
     for line in next_commands(corpus, out):
         say(line)
+
+
+def tell_splits(manifest: Mapping[str, Any], out: Path) -> None:
+    """Print one line per split, and what is left out; the manifest names all of it."""
+    for split, facts in manifest["splits"].items():
+        say(
+            f"{out / 'data' / split}: {facts['utterances']} utterances, {facts['speakers']} speakers, "
+            f"{facts['hours']:.2f} h, {len(facts['skipped'])} skipped"
+        )
+        wordless = [(name, "no words") for name in facts["wordless"]]
+        if wordless:
+            say(f"data/{split}: {left_out('segment', wordless, facts['utterances'] + len(wordless))}")
+        if facts["skipped"]:
+            skipped = [Problem(**problem) for problem in facts["skipped"]]
+            say(f"data/{split}: {losses(skipped, facts['utterances'])}")
+    outside = [(problem["utterance"], problem["what"]) for problem in manifest["outside"]]
+    if outside:
+        say(left_out("recording", outside))
+    if manifest["absent"]:
+        say(f"missing parts, left out: {', '.join(manifest['absent'])}")
 
 
 def next_commands(corpus: Published, out: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +12,15 @@ import typer
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
 from murmur.core.printable import say
-from murmur.speech.corpus.kaldi_dir import read_table
+from murmur.speech.corpus.kaldi_dir import read_pairs, read_table
+from murmur.speech.corpus.left_out import NAMED
 from murmur.speech.decoding.bootstrap import compare, interval
 from murmur.speech.decoding.error_report import write_error_report
 from murmur.speech.decoding.wer import ErrorRate, Unit, score_by_group, score_utterances, total_of
 from murmur.speech.scoring.glm import read_glm
-from murmur.speech.scoring.stm import TimeMarkError, read_ctm, read_stm
-from murmur.speech.scoring.time_marked import by_label, score_segments, write_alignments
+from murmur.speech.scoring.stm import Recording, TimedWord, TimeMarkError, read_ctm, read_stm
+from murmur.speech.scoring.stm import Reference as StmReference
+from murmur.speech.scoring.time_marked import by_label, named_as, score_segments, write_alignments
 
 app = typer.Typer(add_completion=False)
 FEW_SPEAKERS = 8  # with fewer speakers, utterances are drawn instead of speakers
@@ -107,7 +109,7 @@ def score_texts(
     own = reference / "utt2spk"
     speakers = speakers or (own if own.is_file() else None)
     references = texts_of(reference)
-    speaker_of = None if speakers is None else read_table(speakers)
+    speaker_of = None if speakers is None else read_pairs(speakers, "UTTERANCE SPEAKER")
     if speaker_of is not None:
         speaker_of = {u: speaker_of[u] for u in references if u in speaker_of}
         if missing := sorted(references.keys() - speaker_of.keys()):
@@ -173,6 +175,8 @@ def score_time_marked(
         if rules is not None:
             words = [{at: rules.of_hypothesis(found) for at, found in each.items()} for each in words]
         scored = [score_segments(stm, each) for each in words]
+        for file, each in zip(hypotheses, words, strict=True):
+            tell_silent(stm, each, file)
     except TimeMarkError as error:
         raise SettingError(str(error)) from error
     speaker_of = {f"{n}": each.segment.speaker for n, each in enumerate(scored[0])}  # segments may begin together
@@ -188,6 +192,14 @@ def score_time_marked(
     if len(scores) == 2:
         say(difference_of(scores[0], scores[1], draws))
     say(by_speaker(scores, speaker_of))
+
+
+def tell_silent(reference: StmReference, hypothesis: Mapping[Recording, Sequence[TimedWord]], file: Path) -> None:
+    """Print the recordings of a reference that have no word in a hypothesis: their words count as deletions."""
+    silent = [" ".join(each) for each in reference.segments if each not in named_as(reference.segments, hypothesis)]
+    if silent:
+        named = ", ".join(silent[:NAMED]) + (f" and {len(silent) - NAMED} more" if len(silent) > NAMED else "")
+        say(f"{file} has no word of {len(silent)} of {len(reference.segments)} recordings: {named}", err=True)
 
 
 def texts_of(path: Path) -> dict[str, str]:

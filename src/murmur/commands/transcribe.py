@@ -39,6 +39,7 @@ from murmur.run.saved_model import Choice
 from murmur.run.task_checks import model_to_read
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.recordings import Channels, Recording, read_channels, read_stream
+from murmur.speech.corpus.text_lines import nfc, numbered_lines
 from murmur.speech.decoding.transcript import FORMATS, STDIN, SUFFIXES, Transcript, readable, stem_of
 
 app = typer.Typer(add_completion=False)
@@ -302,20 +303,15 @@ def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Map
 
 def _speakers_in(utt2spk: Path) -> Mapping[str, str]:
     """{name: speaker} of a file with lines NAME SPEAKER; names may hold spaces."""
-    try:
-        lines = utt2spk.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise SettingError(f"--utt2spk: {utt2spk} is not UTF-8 text: {error}") from error
-    rows = [line.strip().rsplit(maxsplit=1) for line in lines if line.strip()]
-    if not rows:
-        raise SettingError(f"--utt2spk: {utt2spk} is empty: each line must be NAME SPEAKER")
-    wrong = [row for row in rows if len(row) != 2]
-    if wrong:
-        raise SettingError(f"--utt2spk: {utt2spk} has a line {' '.join(wrong[0])!r}: each must be NAME SPEAKER")
     speakers: dict[str, str] = {}
-    for name, speaker in rows:
+    for place, line in numbered_lines(utt2spk):
+        name, _, speaker = (part.strip() for part in line.replace("\t", " ").rpartition(" "))
+        if not name:
+            raise SettingError(f"--utt2spk: {place} is {line!r}: each line must be NAME SPEAKER")
         if speakers.setdefault(name, speaker) != speaker:
             raise SettingError(f"--utt2spk: {utt2spk} names two speakers of {name!r}: {speakers[name]} and {speaker}")
+    if not speakers:
+        raise SettingError(f"--utt2spk: {utt2spk} is empty: each line must be NAME SPEAKER")
     return speakers
 
 
@@ -326,7 +322,7 @@ def _do_speakers(inputs: Inputs, rate_hz: int, work: OfSpeaker, speakers: Mappin
         SettingError: the speaker of a recording is not named, or two files have the name that tells the speaker.
     """
     if speakers:
-        _check_stems(list(map(stem_of, inputs.files)), speakers)
+        _check_stems([nfc(stem_of(name)) for name in inputs.files], speakers)
     failed = 0
     groups: dict[tuple[str, int], list[tuple[Recording, str]]] = {}
     for name in inputs.files:
@@ -337,7 +333,7 @@ def _do_speakers(inputs: Inputs, rate_hz: int, work: OfSpeaker, speakers: Mappin
             typer.echo(f"murmur: {readable(str(error))}", err=True)
             continue
         for recording in recordings:
-            group = _group(_named(name, name_of(recording)), recording, speakers, len(groups))
+            group = _group(nfc(_named(name, name_of(recording))), recording, speakers, len(groups))
             groups.setdefault(group, []).append((recording, name))
     for together in groups.values():
         for found in work(together):

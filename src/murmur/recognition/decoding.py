@@ -20,6 +20,7 @@ from murmur.recognition.trained_run import TrainedRun, no_scale
 from murmur.recognition.tuning import SearchRequest
 from murmur.run.timed import timed
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Utterance
+from murmur.speech.corpus.left_out import left_out as told_left_out
 from murmur.speech.decoding.decode_set import Decoded
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.graph_store import StoredGraph
@@ -105,13 +106,9 @@ def left_out(run: TrainedRun, corpus: Corpus, feats: Container[str]) -> dict[str
     reasons = {problem.utterance: problem.what for problem in corpus.problems}
     without = {u.id: _why_without(run, u) for u in corpus.utterances if u.id not in feats}
     if without:
-        name, reason = next(iter(without.items()))
         log.warning(
-            "%d utterances have no features, such as %s: %s; each has an empty hypothesis, and its words count as"
-            " deleted",
-            len(without),
-            name,
-            reason,
+            "%s; each has an empty hypothesis, and its words count as deleted",
+            told_left_out("utterance", list(without.items()), len(corpus)),
         )
     return {**reasons, **without}
 

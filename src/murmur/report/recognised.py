@@ -123,7 +123,7 @@ def find_audio(places: Sequence[Path], wanted: Iterable[str]) -> dict[str, Path]
             files = sorted(f for f in place.rglob("*") if f.suffix.lower() in MIME and f.stem in names)
             found.update({f.stem: f for f in files})
         elif place.is_file():
-            for line in place.read_text(encoding="utf-8", errors="replace").splitlines():
+            for line in place.read_text(encoding="utf-8", errors="replace").split("\n"):
                 name, _, path = line.strip().partition(" ")
                 if name in names and path and not path.rstrip().endswith("|"):
                     found[name] = _beside(place, path.strip())

@@ -16,7 +16,7 @@ from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write
 from murmur.core.printable import say
 from murmur.engine.checkpoints.checkpoint import write_whole
-from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.corpus import Corpus, losses
 from murmur.speech.corpus.file_errors import naming
 from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
 from murmur.speech.corpus.lhotse_cuts import read_cuts
@@ -114,15 +114,15 @@ def make_from_shar(source: Path, scope: Scope, how: Making) -> FrameStore:
 
 
 def tell_store(store: FrameStore) -> None:
-    """Print one line about a prepared corpus, one per problem, and its folder."""
+    """Print one line about a prepared corpus, one about what is left out, and its folder."""
     size = sum(path.stat().st_size for path in store.folder.iterdir())
     frames = int(store.lengths.sum())
     say(
         f"{frames} frames of {store.dims} values, {len(store)} utterances, {len(store.problems)} skipped, "
         f"{store.storage}, {size / 1e6:.1f} MB"
     )
-    for problem in store.problems:
-        say(f"skipped {problem}")
+    if store.problems:
+        say(losses(store.problems, len(store)))
     say(str(store.folder))
 
 

@@ -17,6 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from murmur.speech.corpus.left_out import left_out
+
 log = logging.getLogger(__name__)
 LOST_AT_MOST = 0.01
 
@@ -186,10 +188,16 @@ def check_losses(kept: int, problems: Iterable[Problem], lost_at_most: float = L
 
 
 def tell_losses(name: str, kept: int, problems: Sequence[Problem]) -> None:
-    """Log how many utterances are left out of data, with the first reason."""
-    lost = len({p.utterance for p in problems})
-    if lost:
-        log.warning("%s: %d of %d utterances are left out, such as %s", name, lost, kept + lost, problems[0])
+    """Log how many utterances are left out of data, with the first names and reasons."""
+    if problems:
+        log.warning("%s: %s", name, losses(problems, kept))
+
+
+def losses(problems: Iterable[Problem], kept: int) -> str:
+    """Return a message about the utterances that are left out, each with its first problem; `kept` is the rest."""
+    first = {p.utterance: p for p in reversed(list(problems))}
+    reasons = [(f"{p.utterance} ({p.where})", p.what) for p in reversed(first.values())]
+    return left_out("utterance", reasons, kept + len(reasons))
 
 
 def normal_text(text: str) -> str:

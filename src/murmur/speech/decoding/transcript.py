@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 STDIN = "-"
+ENCODED = frozenset('%;<>"\\`')  # printable characters that a name in a CTM may not hold
 LONGEST_LINE = 42  # characters of a subtitle, as is usual in broadcasting
 LONGEST_CUE_SECONDS = 6.0
 PAUSE_SECONDS = 0.6  # a pause as long as this begins a new subtitle
@@ -83,8 +84,17 @@ def stem_of(source: str) -> str:
 
 
 def one_field(name: str) -> str:
-    """A file name as one field of ASCII that cannot begin a comment; `urllib.parse.unquote_to_bytes` undoes it."""
-    return urllib.parse.quote_from_bytes(os.fsencode(name), safe="/!#$&'()*+,-.:=?@[]^_{|}~")
+    """A file name as one field that cannot begin a comment.
+
+    White space, control and format characters, %, ;, <, >, quotes and bytes that are not UTF-8 are percent-encoded,
+    letters stay, as STM files have them; `urllib.parse.unquote_to_bytes` undoes it.
+    """
+    text = os.fsencode(name).decode("utf-8", "surrogateescape")
+    return "".join(c if c.isprintable() and not c.isspace() and c not in ENCODED else _percent(c) for c in text)
+
+
+def _percent(character: str) -> str:
+    return urllib.parse.quote_from_bytes(character.encode("utf-8", "surrogateescape"), safe="")
 
 
 def as_text(transcript: Transcript) -> str:
