@@ -11,6 +11,7 @@ import numpy as np
 
 from murmur.recognition.trained_run import TrainedRun
 from murmur.run.timed import timed
+from murmur.speech.corpus.channel_mean import has_signal
 from murmur.speech.corpus.recordings import Recording, cut_at_silences
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph_store import StoredGraph
@@ -84,18 +85,30 @@ class Transcriber:
         ]
 
     def of_features(self, recording: Recording, source: str, pieces: Pieces, feats: Sequence[np.ndarray]) -> Transcript:
-        """Transcribe a recording; `feats` are the features of the pieces that are long enough."""
+        """Transcribe a recording; `feats` are the features of the pieces that are long enough.
+
+        A search finds words in anything, so pieces of digital silence are not searched.
+        """
         rate_hz = recording.rate_hz
         words: list[Word] = []
         partial = False
-        for (first, _), feats_TF in zip(pieces.long_enough, feats, strict=True):
+        for (first, end), feats_TF in zip(pieces.long_enough, feats, strict=True):
+            if not has_signal(recording.samples[first:end]):
+                continue
             recognised, complete = self.recogniser(self.network.scores(feats_TF))
             partial = partial or not complete
             words += [self._word(each, first / rate_hz, recording.seconds) for each in recognised]
         spans = tuple((first / rate_hz, end / rate_hz) for first, end in pieces.every)
-        short = not pieces.long_enough
         return Transcript(
-            source, recording.seconds, tuple(words), spans, partial, recording.changes, short, name_of(recording)
+            source,
+            recording.seconds,
+            tuple(words),
+            spans,
+            partial,
+            recording.changes,
+            too_short=not pieces.long_enough,
+            silent=not has_signal(recording.samples),
+            channel=name_of(recording),
         )
 
     def _word(self, found: RecognisedWord, begin_seconds: float, seconds: float) -> Word:

@@ -119,7 +119,8 @@ def _stretch(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.Supervis
     whole = start == 0.0 and end >= cut.recording.duration
     # Names of channels are those of the recording; a file of its own for each side begins again with its first one.
     index = None if len(source.channels) == 1 else source.channels.index(name)
-    return Audio(path, start, None if whole else end, channel=index, side=_side(cut.recording, name))
+    side, declared = _side(cut.recording, name), float(cut.recording.duration)
+    return Audio(path, start, None if whole else end, channel=index, side=side, declared_seconds=declared)
 
 
 def _channel(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.SupervisionSegment) -> int:

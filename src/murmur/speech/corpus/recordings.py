@@ -6,7 +6,8 @@ Shapes: samples_S float32 in [-1, 1].
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,8 +15,10 @@ import numpy as np
 import soundfile
 import soxr
 
+from murmur.speech.corpus.channel_mean import has_signal, mixed
 from murmur.speech.corpus.corpus import CorpusError
-from murmur.speech.corpus.cut_short import CUT_SHORT, fault_of, lacks
+from murmur.speech.corpus.cut_short import fault_of, lacks
+from murmur.speech.corpus.layout import CUT_SHORT
 from murmur.speech.corpus.mp3 import begins_as_mp3
 from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.corpus.sphere import MAGIC, REMEDY, is_shortened
@@ -36,6 +39,7 @@ class Recording:
         native_hz: rate of the file.
         channels: number of channels of the file; several were averaged if `channel` is None.
         channel: channel of the file, from 0.
+        changes: description of the changes made to the file; empty if there were none.
     """
 
     samples: np.ndarray
@@ -43,6 +47,7 @@ class Recording:
     native_hz: int
     channels: int
     channel: int | None = None
+    changes: str = ""
 
     @property
     def seconds(self) -> float:
@@ -53,13 +58,6 @@ class Recording:
     def has_sound(self) -> bool:
         """False for digital silence, or the noise of a muted microphone: no sample reaches -60 dB of full scale."""
         return bool(np.abs(self.samples).max(initial=0.0) >= AUDIBLE)
-
-    @property
-    def changes(self) -> str:
-        """A description of the changes made to the file; empty if there were none."""
-        done = [f"{self.channels} channels averaged"] if self.channels > 1 and self.channel is None else []
-        done += [f"resampled from {self.native_hz} to {self.rate_hz} Hz"] if self.native_hz != self.rate_hz else []
-        return ", ".join(done)
 
 
 Channels = Literal["average", "each"]
@@ -103,40 +101,59 @@ def read_stream(
     if len(content) % 2:
         raise CorpusError(f"{name}: {len(content)} bytes are not a whole number of 16-bit samples: is it cut short?")
     samples_S = np.frombuffer(content, "<i2").astype(np.float32) / 32768
-    return [Recording(_resampled(samples_S, raw_hz, rate_hz), rate_hz, raw_hz, 1)]
+    return _channels_of(samples_S[:, None], raw_hz, rate_hz, name, channels)
 
 
 def _read(source: Path | io.BytesIO, name: str, rate_hz: int, channels: Channels) -> list[Recording]:
     try:
-        with open_sound(source) as file:
-            # The header of a WAV written to a pipe declares no end, so only files can be found cut short.
-            path = source if isinstance(source, Path) else None
-            samples_SC, native_hz = file.read(dtype="float32", always_2d=True), file.samplerate
-            fault = fault_of(file, path)
-            if fault is None and path is not None and lacks(file.frames, len(samples_SC), native_hz):
+        with open_sound(source) as sound:
+            fault = fault_of(sound)
+            # Streams one behind the other may differ in rates and channels.
+            streams = [(stream.read(0, stream.frames), stream) for stream in sound.streams]
+            if fault is None and any(lacks(each.frames, len(found_SC), each.rate_hz) for found_SC, each in streams):
                 fault = CUT_SHORT
             if fault is not None:
                 raise CorpusError(f"{name} {fault}")
-    except (soundfile.SoundFileError, OSError) as error:
+    except (soundfile.SoundFileError, OSError, MemoryError) as error:
         if isinstance(source, Path) and is_shortened(source):
             raise CorpusError(f"{name} cannot be read: {REMEDY}, and convert it") from error
         raise CorpusError(f"{name} cannot be read as audio ({error}): is it damaged, or not an audio file?") from error
+    parts = [_channels_of(found_SC, each.rate_hz, rate_hz, name, channels) for found_SC, each in streams]
+    if len({len(part) for part in parts}) > 1:
+        raise CorpusError(f"{name} has streams with different numbers of channels: leave out --channels each")
+    return [_joined(of_channel) for of_channel in zip(*parts, strict=True)]
+
+
+def _channels_of(
+    samples_SC: np.ndarray, native_hz: int, rate_hz: int, name: str, channels: Channels
+) -> list[Recording]:
+    """The channels of one stream, averaged or each."""
     if not np.isfinite(samples_SC).all():
         where = int(np.argmin(np.isfinite(samples_SC).all(1))) / native_hz
         raise CorpusError(f"{name} holds a value that is not a number at {where:.3f} s: convert it to 16-bit samples")
     count = samples_SC.shape[1]
-    if count == 1:
-        return [Recording(_resampled(samples_SC[:, 0], native_hz, rate_hz), rate_hz, native_hz, 1)]
-    if channels == "average":
-        mono_S = samples_SC.mean(1, dtype=np.float32)
-        return [Recording(_resampled(mono_S, native_hz, rate_hz), rate_hz, native_hz, count)]
+    mono_S, how = mixed(samples_SC) if channels == "average" else (samples_SC[:, 0], "")
+    done = [how] if how else []
+    done += [f"resampled from {native_hz} to {rate_hz} Hz"] if native_hz != rate_hz else []
+    if count == 1 or channels == "average":
+        return [Recording(_resampled(mono_S, native_hz, rate_hz), rate_hz, native_hz, count, None, ", ".join(done))]
     sides = (_resampled(samples_SC[:, n], native_hz, rate_hz) for n in range(count))
-    return [Recording(side_S, rate_hz, native_hz, count, n) for n, side_S in enumerate(sides)]
+    return [Recording(side_S, rate_hz, native_hz, count, n, ", ".join(done)) for n, side_S in enumerate(sides)]
+
+
+def _joined(parts: Sequence[Recording]) -> Recording:
+    """One recording of a channel of streams one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    done = [f"{len(parts)} streams joined", *dict.fromkeys(part.changes for part in parts if part.changes)]
+    return replace(parts[0], samples=np.concatenate([part.samples for part in parts]), changes=", ".join(done))
 
 
 def _resampled(samples_S: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     if from_hz == to_hz or not len(samples_S):
         return np.ascontiguousarray(samples_S)
+    if not has_signal(samples_S):  # a constant would ring at its ends
+        return np.full(max(round(len(samples_S) * to_hz / from_hz), 1), samples_S[0], np.float32)
     return np.ascontiguousarray(soxr.resample(samples_S, from_hz, to_hz), dtype=np.float32)
 
 
