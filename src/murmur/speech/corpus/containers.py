@@ -16,7 +16,7 @@ UNKNOWN_WITHIN = 0x1000  # bytes by which headers exceed them
 
 
 class Kind(NamedTuple):
-    """Form of the chunks of a container: their first place, name and size, alignment, and bytes that the size counts."""
+    """Form of chunks: place of the first, name and size, alignment, bytes before the content that the size counts."""
 
     first: int
     head: struct.Struct
@@ -72,6 +72,8 @@ def samples_of(file: BinaryIO, size: int) -> Samples | None:
 
 def _samples(file: BinaryIO, kind: Kind | None, place: int, declared: int, size: int) -> Samples:
     there = max(size - place, 0)
+    if kind is W64 and -W64.own_bytes <= declared < 0:  # less than the header of the chunk
+        declared = 0
     if not 0 <= declared < 1 << 62 or any(0 <= declared - unknown < UNKNOWN_WITHIN for unknown in UNKNOWN):
         return Samples(None, there)
     end = place + declared

@@ -29,9 +29,8 @@ def fault_of(sound: Sound) -> str | None:
     """The fault of the length of an open file, for a message that begins with its name; None if there is none."""
     if sound.fault is not None:
         return sound.fault
-    if isinstance(sound.source, io.BytesIO):
-        content = sound.source.getvalue()
-        return _fault_of_sizes(sound, io.BytesIO(content), len(content))  # libsndfile moves in the other one
+    if isinstance(sound.source, bytes):
+        return _fault_of_sizes(sound, io.BytesIO(sound.source), len(sound.source))
     if sound.format == "NIST":
         return CUT_SHORT if read_header(sound.source).samples > sound.frames else None
     with sound.source.open("rb") as file:

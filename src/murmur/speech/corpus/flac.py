@@ -12,6 +12,7 @@ MAGIC = b"fLaC"
 INFO_BYTES = 34
 INFO = 8  # place of the content of STREAMINFO behind the magic and the header of its block
 LONGEST_HEADER = 16
+TRIED = 3  # headers from the end of a stream: in a damaged one, each frame has one
 LONGEST_FRAME = 1 << 20  # bytes from the end in which the last frame is looked for
 BLOCKS = {1: 192, **{n: 576 << n - 2 for n in range(2, 6)}, **{n: 256 << n - 8 for n in range(8, 16)}}
 
@@ -32,7 +33,8 @@ def streams_in(content: bytes, first: int) -> list[FlacStream]:
         if _is_stream(content, place):
             begins.append(place)
         place = content.find(MAGIC, place + 1)
-    return [FlacStream(a, b, _declared(content, a)) for a, b in zip(begins, [*begins[1:], len(content)], strict=True)]
+    ends = (*begins[1:], len(content))
+    return [FlacStream(a, b, _declared(content, a)) for a, b in zip(begins, ends, strict=False)]
 
 
 def with_length(content: bytes, stream: FlacStream, samples: int) -> list[bytes | tuple[int, int]]:
@@ -47,12 +49,13 @@ def samples_to_the_end(content: bytes, stream: FlacStream) -> int | None:
     begin = max(stream.first + INFO + INFO_BYTES, stream.end - LONGEST_FRAME)
     tail = content[begin : stream.end]
     block = int.from_bytes(content[stream.first + INFO + 2 : stream.first + INFO + 4], "big")
-    place = len(tail)
-    while (place := tail.rfind(b"\xff", 0, place)) >= 0:
+    place, tried = len(tail), 0
+    while tried < TRIED and (place := tail.rfind(b"\xff", 0, place)) >= 0:
         end = _frame_end(tail, place, block)
-        # One header in 2^20 is found by chance. The check of all bytes of the frame decides, where lengths differ.
+        # One header in 2^23 bytes is found by chance: where lengths differ, the check of a frame's bytes decides.
         if end is not None and (end == stream.declared or _crc16(tail[place:]) == 0):
             return end
+        tried += end is not None
     return None
 
 

@@ -6,7 +6,6 @@ many writers count on it: recorders that begin a new stream after a pause, progr
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from murmur.speech.corpus.tags import is_filling, tag_bytes
 TOLERANCE_SECONDS = 0.1  # by which a length that was declared may be wrong: more than a frame of MP3
 CUT_SHORT = "is shorter than its header says: it is cut short, copy it again"
 NO_SOUND = "is damaged at byte {}: {} bytes there are no sound, copy it again, or convert it (ffmpeg -i FILE NEW.wav)"
+LOOKED_AT = 8192  # bytes in which MP3 must begin: recorders of a broadcast begin inside a frame
 FILES = 4096  # whose layouts are kept: utterances of one recording are read one after the other
 
 Piece = bytes | tuple[int, int]  # bytes, or a range of those of the file
@@ -42,14 +42,14 @@ class Layout:
         ]
 
 
-def layout_of(source: Path | io.BytesIO) -> Layout:
+def layout_of(source: Path | bytes) -> Layout:
     """The layout of a file; the default one if it is none of MP3, Ogg, FLAC.
 
     Raises:
         OSError: the file cannot be read.
     """
-    if isinstance(source, io.BytesIO):
-        return _layout(source.getvalue())
+    if isinstance(source, bytes):
+        return _layout(source)
     found = source.stat()
     return _of_file(source, found.st_ino, found.st_size, found.st_mtime_ns)
 
@@ -58,12 +58,10 @@ def layout_of(source: Path | io.BytesIO) -> Layout:
 def _of_file(path: Path, _inode: int, _size: int, _changed: int) -> Layout:
     """The layout of a file, kept as long as the file does not change."""
     with path.open("rb") as file:
-        head = file.read(mp3.LONGEST_FRAME * 2)
-    return _layout(path.read_bytes()) if _is_compressed(head) else Layout()
-
-
-def _is_compressed(head: bytes) -> bool:
-    return head.startswith((flac.MAGIC, ogg.MAGIC, b"ID3")) or mp3.begins_as_mp3(head)
+        head = file.read(LOOKED_AT)
+    if head.startswith((flac.MAGIC, ogg.MAGIC, b"ID3")) or mp3.has_frames(head):
+        return _layout(path.read_bytes())
+    return Layout()
 
 
 def _layout(content: bytes) -> Layout:
@@ -74,13 +72,15 @@ def _layout(content: bytes) -> Layout:
         return _of_flac(content, first)
     if content.startswith(ogg.MAGIC):
         return _of_ogg(content)
-    if first or mp3.begins_as_mp3(content):
+    if first or mp3.has_frames(content[:LOOKED_AT]):
         return _of_mp3(content)
     return Layout()
 
 
 def _of_flac(content: bytes, first: int) -> Layout:
     streams = flac.streams_in(content, first)
+    if not streams:
+        return Layout()
     pieces, right = [], len(streams) == 1
     for stream in streams:
         found = flac.samples_to_the_end(content, stream)
@@ -116,7 +116,7 @@ def _of_mp3(content: bytes) -> Layout:
     if any((s.counted or 0) - s.frames > TOLERANCE_SECONDS * s.kind[1] / s.frame_samples for s in streams):
         fault = fault or CUT_SHORT
     (first, *others) = streams
-    if not others and first.counted and len(first.spans) == 1 and content.startswith(b"ID3"):
+    if not others and first.counted and len(first.spans) == 1 and not junk and content.startswith(b"ID3"):
         return Layout((), fault)
     return Layout(tuple(_pieces(stream) for stream in streams), fault)
 

@@ -19,7 +19,7 @@ from murmur.speech.corpus.tags import tag_bytes
 
 HEADER_BYTES = 4
 LAYER_3 = 1
-LONGEST_FRAME = 1442
+CONTAINERS = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b"caff", b".snd", b"NIST_1A", b"Creative", b"MATLAB")
 MONO = 3
 RATES_HZ = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}  # by version: 1, 2, 2.5
 KBITS_1 = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
@@ -34,18 +34,16 @@ BEGINNING = re.compile(rb"\xff[\xe2-\xff]|ID3|TAG|APETAGEX|LYRICSBEGIN")  # of a
 
 
 class Frame(NamedTuple):
-    """A frame: its place, its bit rate, and what all frames of a stream have in common.
+    """A frame: its place, and what all frames of a stream have in common.
 
     Attributes:
         first: position of its first byte.
         end: position after its last byte.
-        kbits: index of its bit rate.
         kind: version, sample rate in Hz, and True for one channel.
     """
 
     first: int
     end: int
-    kbits: int
     kind: tuple[int, int, bool]
 
 
@@ -58,14 +56,12 @@ class Stream:
         spans: ranges of bytes with its frames, without what lies between them.
         counted: number of frames that its first frame states; None without one.
         frames: number of frames found, without the one that counts.
-        bit_rates: indices of the bit rates of the frames.
     """
 
     kind: tuple[int, int, bool]
     spans: list[tuple[int, int]] = field(default_factory=list)
     counted: int | None = None
     frames: int = 0
-    bit_rates: set[int] = field(default_factory=set)
 
     @property
     def seconds(self) -> float:
@@ -90,6 +86,11 @@ def begins_as_mp3(content: bytes) -> bool:
     return _is_frame(content, 0)
 
 
+def has_frames(head: bytes) -> bool:
+    """True if frames begin in the head of a file that is no container known to libsndfile."""
+    return not head.startswith(CONTAINERS) and (_is_frame(head, 0) or _next(head, 0) < len(head))
+
+
 def streams_in(content: bytes) -> tuple[list[Stream], list[tuple[int, int]]]:
     """The streams of a file, and the ranges of bytes that are neither frames nor tags."""
     streams: list[Stream] = []
@@ -107,7 +108,6 @@ def streams_in(content: bytes) -> tuple[list[Stream], list[tuple[int, int]]]:
             streams.append(last)
         last.add(frame)
         last.frames += 1
-        last.bit_rates.add(frame.kbits)
     # A frame more than was counted is no stream: some encoders do not count their first one.
     kept = [s for n, s in enumerate(streams) if s.frames > 1 or (s.frames and not (n and streams[n - 1].counted))]
     return kept, junk
@@ -186,7 +186,7 @@ def _frame(content: bytes, place: int) -> Frame | None:
     kbits, unit = (KBITS_1, 144) if version == 3 else (KBITS_2, 72)
     rate_hz = RATES_HZ[version][sample_rate]
     length = unit * 1000 * kbits[bit_rate - 1] // rate_hz + padding
-    return Frame(place, place + length, bit_rate, (version, rate_hz, head[3] >> 6 == MONO))
+    return Frame(place, place + length, (version, rate_hz, head[3] >> 6 == MONO))
 
 
 def _count(content: bytes, frame: Frame) -> int | None:

@@ -5,7 +5,6 @@ Shapes: samples_S float32 in [-1, 1].
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,16 +15,31 @@ import soundfile
 import soxr
 
 from murmur.speech.corpus.channel_mean import has_signal, mixed
+from murmur.speech.corpus.containers import W64_MAGIC
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.cut_short import fault_of, lacks
-from murmur.speech.corpus.layout import CUT_SHORT
-from murmur.speech.corpus.mp3 import begins_as_mp3
+from murmur.speech.corpus.layout import CUT_SHORT, LOOKED_AT
+from murmur.speech.corpus.mp3 import begins_as_mp3, has_frames
 from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.corpus.sphere import MAGIC, REMEDY, is_shortened
 
-HEADERS = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3", b"caff", b".snd", MAGIC)
+HEADERS = (
+    b"RIFF",
+    b"RIFX",
+    b"RF64",
+    W64_MAGIC,
+    b"fLaC",
+    b"OggS",
+    b"FORM",
+    b"ID3",
+    b"caff",
+    b".snd",
+    b"Creative Voice",
+    MAGIC,
+)
 PAUSE_SECONDS = 0.3  # length of the quietest stretch, in which a long recording is cut
 STEP_SECONDS = 0.01
+LARGEST = 2.0**31  # of a sample: integers of 32 bits in a file of floats; the square of more is none of float32
 AUDIBLE = 1e-3  # of full scale, -60 dB
 
 
@@ -92,8 +106,8 @@ def read_stream(
     Raises:
         CorpusError: the stream is empty, has neither header nor rate, ends in half a sample, or as in `read_recording`.
     """
-    if content.startswith(HEADERS) or begins_as_mp3(content):
-        return _read(io.BytesIO(content), name, rate_hz, channels)
+    if content.startswith(HEADERS) or begins_as_mp3(content) or (raw_hz is None and has_frames(content[:LOOKED_AT])):
+        return _read(content, name, rate_hz, channels)
     if not content:
         raise CorpusError(f"{name} is empty: has the program before the pipe failed?")
     if raw_hz is None:
@@ -104,20 +118,20 @@ def read_stream(
     return _channels_of(samples_S[:, None], raw_hz, rate_hz, name, channels)
 
 
-def _read(source: Path | io.BytesIO, name: str, rate_hz: int, channels: Channels) -> list[Recording]:
+def _read(source: Path | bytes, name: str, rate_hz: int, channels: Channels) -> list[Recording]:
     try:
         with open_sound(source) as sound:
             fault = fault_of(sound)
             # Streams one behind the other may differ in rates and channels.
-            streams = [(stream.read(0, stream.frames), stream) for stream in sound.streams]
-            if fault is None and any(lacks(each.frames, len(found_SC), each.rate_hz) for found_SC, each in streams):
-                fault = CUT_SHORT
-            if fault is not None:
-                raise CorpusError(f"{name} {fault}")
+            streams = [(each.read_all(), each) for each in sound.streams if fault is None]
     except (soundfile.SoundFileError, OSError, MemoryError) as error:
         if isinstance(source, Path) and is_shortened(source):
             raise CorpusError(f"{name} cannot be read: {REMEDY}, and convert it") from error
         raise CorpusError(f"{name} cannot be read as audio ({error}): is it damaged, or not an audio file?") from error
+    if any(lacks(each.frames, len(found_SC), each.rate_hz) for found_SC, each in streams):
+        fault = CUT_SHORT
+    if fault is not None:
+        raise CorpusError(f"{name} {fault}")
     parts = [_channels_of(found_SC, each.rate_hz, rate_hz, name, channels) for found_SC, each in streams]
     if len({len(part) for part in parts}) > 1:
         raise CorpusError(f"{name} has streams with different numbers of channels: leave out --channels each")
@@ -128,9 +142,12 @@ def _channels_of(
     samples_SC: np.ndarray, native_hz: int, rate_hz: int, name: str, channels: Channels
 ) -> list[Recording]:
     """The channels of one stream, averaged or each."""
-    if not np.isfinite(samples_SC).all():
-        where = int(np.argmin(np.isfinite(samples_SC).all(1))) / native_hz
-        raise CorpusError(f"{name} holds a value that is not a number at {where:.3f} s: convert it to 16-bit samples")
+    usable_S = (np.abs(samples_SC) <= LARGEST).all(1)
+    if not usable_S.all():
+        first = int(np.argmin(usable_S))
+        value = next(f"{v:g}" for v in samples_SC[first] if not abs(v) <= LARGEST)
+        what = "that is not a number" if value == "nan" else f"of {value}"
+        raise CorpusError(f"{name} holds a value {what} at {first / native_hz:.3f} s: convert it to 16-bit samples")
     count = samples_SC.shape[1]
     mono_S, how = mixed(samples_SC) if channels == "average" else (samples_SC[:, 0], "")
     done = [how] if how else []

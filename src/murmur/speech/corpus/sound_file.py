@@ -1,4 +1,4 @@
-"""Audio files decoded by libsndfile to their ends: whatever is wrong with one is an error of soundfile or of the system.
+"""Audio files decoded to their ends by libsndfile; whatever is wrong with one is an error of soundfile or the system.
 
 A file is the streams of its layout one behind the other. Codecs that libsndfile cannot seek are read in order.
 """
@@ -32,6 +32,15 @@ class _InOrder(soundfile.SoundFile):  # type: ignore[misc]  # soundfile has no t
         return False
 
 
+class _Content(io.BytesIO):
+    """The content of a file, in which a damaged header can ask for a place before its beginning, as in a file."""
+
+    def seek(self, place: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move, or stay where that is impossible, and return the place."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: len(self.getbuffer())}[whence]
+        return super().seek(start + place) if 0 <= start + place < 1 << 62 else self.tell()
+
+
 class Stream:
     """One stream of a file, open.
 
@@ -41,10 +50,10 @@ class Stream:
         frames: number of samples of a channel.
     """
 
-    def __init__(self, source: Path | io.BytesIO) -> None:
+    def __init__(self, source: Path | bytes) -> None:
         self._source = source
         self._file = self._opened(soundfile.SoundFile)
-        size = source.stat().st_size if isinstance(source, Path) else len(source.getbuffer())
+        size = source.stat().st_size if isinstance(source, Path) else len(source)
         self.rate_hz, self.channels = int(self._file.samplerate), int(self._file.channels)
         self.frames, self.format = int(self._file.frames), str(self._file.format)
         endless = self.frames > (size + BLOCK_FRAMES) * FRAMES_PER_BYTE
@@ -61,11 +70,14 @@ class Stream:
         """Close the file."""
         self._file.close()
 
+    def read_all(self) -> np.ndarray:
+        """All samples of all channels, (S, C), before any `read`: a decoder of MP3 that moves rounds otherwise."""
+        return self.read(0, self.frames) if self._in_order else self._decoded(self.frames)
+
     def read(self, first: int, last: int) -> np.ndarray:
         """Samples [first, last) of all channels, (S, C); fewer if the stream ends before `last`."""
         if not self._in_order:
-            if first != self._file.tell():
-                self._file.seek(first)
+            self._file.seek(first)
             return self._decoded(last - first)
         if first < self._place:
             self._begin_again()
@@ -77,11 +89,9 @@ class Stream:
 
     def _opened(self, kind: type[soundfile.SoundFile]) -> soundfile.SoundFile:
         source = self._source
-        if isinstance(source, io.BytesIO):
-            source.seek(0)
         try:
             # Bytes, since soundfile encodes text as strict UTF-8, and names of files may be any bytes.
-            return kind(os.fsencode(source) if isinstance(source, Path) else source)
+            return kind(os.fsencode(source) if isinstance(source, Path) else _Content(source))
         except TypeError as error:  # soundfile asks for the rate of each file whose name ends in .raw
             raise soundfile.SoundFileRuntimeError(NO_HEADER) from error
         except soundfile.LibsndfileError as error:
@@ -113,12 +123,12 @@ class Sound:
         fault: the fault that its layout shows, for a message that begins with its name; None if there is none.
     """
 
-    def __init__(self, source: Path | io.BytesIO) -> None:
+    def __init__(self, source: Path | bytes) -> None:
         layout = layout_of(source)
         self.source, self.fault = source, layout.fault
-        content = b"" if not layout.streams else source.read_bytes() if isinstance(source, Path) else source.getvalue()
+        content = b"" if not layout.streams else source.read_bytes() if isinstance(source, Path) else source
         with ExitStack() as stack:
-            parts = [io.BytesIO(part) for part in layout.contents(content)] or [source]
+            parts = layout.contents(content) or [source]
             self.streams = tuple(stack.enter_context(closing(Stream(part))) for part in parts)
             self._stack = stack.pop_all()
         self.rate_hz, self.channels = self.streams[0].rate_hz, self.streams[0].channels
@@ -147,7 +157,7 @@ class Sound:
         return np.concatenate(found) if found else np.zeros((0, self.channels), np.float32)
 
 
-def rate_and_channels(source: Path | io.BytesIO) -> tuple[int, int]:
+def rate_and_channels(source: Path | bytes) -> tuple[int, int]:
     """Sample rate in Hz and number of channels of the first stream of a file, whose end is not looked for.
 
     Raises:
@@ -162,7 +172,7 @@ def rate_and_channels(source: Path | io.BytesIO) -> tuple[int, int]:
             return sound.rate_hz, sound.channels
 
 
-def open_sound(source: Path | io.BytesIO) -> Sound:
+def open_sound(source: Path | bytes) -> Sound:
     """Open a file or the content of one.
 
     Raises:

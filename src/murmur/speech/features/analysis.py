@@ -6,7 +6,6 @@ Shapes: samples_S float32 in [-1, 1]; feats_TF float32, T frames of F values.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import subprocess
 import warnings
@@ -293,11 +292,11 @@ def sample_rate_hz(corpus: Corpus) -> int:
         raise _unreadable(audio, error) from error
 
 
-def _output_of(command: str) -> io.BytesIO:
+def _output_of(command: str) -> bytes:
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
     if done.returncode != 0:
         raise CorpusError(f"command {command!r} failed with status {done.returncode}: {done.stderr[-300:]!r}")
-    return io.BytesIO(done.stdout)
+    return done.stdout
 
 
 def read_stored(source: StoredFeatures) -> np.ndarray:
