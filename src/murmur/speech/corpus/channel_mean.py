@@ -11,6 +11,7 @@ import numpy as np
 NO_SIGNAL = 2.0**-13  # range of values, four steps of 16 bits: digital silence with dither, or less
 SILENT = 1e-3  # of the standard deviation of the loudest channel, -60 dB
 BLOCK_SAMPLES = 1 << 14
+EQUAL = 0.99  # of the power of the loudest channel: the first one of equal channels is taken
 CANCELLED = 0.5  # of the power that the mean of independent channels has
 CANCELLED_SHARE = 0.1  # of the power of the recording that is in blocks where channels cancel
 
@@ -32,7 +33,7 @@ def mixed(samples_SC: np.ndarray) -> tuple[np.ndarray, str]:
     silent = [str(c + 1) for c in range(count) if c not in kept]
     done = [f"channel {' and '.join(silent)} of {count} left out as silent"] if silent else []
     if _cancel(products_BCC[:, kept][:, :, kept]):
-        kept = [int(powers_C.argmax())]
+        kept = [int(np.argmax(powers_C > EQUAL * powers_C.max()))]
         done.append(f"channel {kept[0] + 1} of {count} taken alone, since channels cancel each other in the mean")
     if len(kept) == 1:
         return samples_SC[:, kept[0]], ", ".join(done)
