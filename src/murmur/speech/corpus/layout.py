@@ -81,7 +81,8 @@ def _of_flac(content: bytes, first: int) -> Layout:
     streams = flac.streams_in(content, first)
     if not streams:
         return Layout()
-    pieces, right = [], len(streams) == 1
+    pieces: list[tuple[Piece, ...]] = []
+    right = len(streams) == 1
     for stream in streams:
         found = flac.samples_to_the_end(content, stream)
         if found is not None and found < stream.declared:

@@ -128,7 +128,7 @@ class Sound:
         self.source, self.fault = source, layout.fault
         content = b"" if not layout.streams else source.read_bytes() if isinstance(source, Path) else source
         with ExitStack() as stack:
-            parts = layout.contents(content) or [source]
+            parts: list[Path | bytes] = [*layout.contents(content)] or [source]
             self.streams = tuple(stack.enter_context(closing(Stream(part))) for part in parts)
             self._stack = stack.pop_all()
         self.rate_hz, self.channels = self.streams[0].rate_hz, self.streams[0].channels
