@@ -38,6 +38,7 @@ class Audio:
         command: a shell command whose output is a WAV file, in place of `path`; readers refuse it unless it is allowed.
         channel: channel of the file, from 0; None for a file with one channel.
         side: name and channel of the recording in time-marked files (STM, CTM), e.g. ("sw_4390", "A"); None if unknown.
+        declared_seconds: length of the recording by its manifest, which the file must have; None if unknown.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class Audio:
     command: str | None = None
     channel: int | None = None
     side: tuple[str, str] | None = None
+    declared_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def _placed(row: dict[str, Any], place: Mapping[str, str]) -> dict[str, Any]:
         if source is not None:
             source["path"] = place[str(source["path"])]
     if row["audio"] is not None:
-        del row["audio"]["side"]
+        del row["audio"]["side"], row["audio"]["declared_seconds"]
         if row["audio"]["channel"] is None:  # so that stores made before there were channels are found
             del row["audio"]["channel"]
     return row

@@ -33,7 +33,7 @@ from murmur.speech.corpus.corpus import (
     normal_text,
 )
 from murmur.speech.corpus.file_errors import making_sense_of
-from murmur.speech.corpus.sound_file import open_sound
+from murmur.speech.corpus.sound_file import rate_and_channels
 from murmur.speech.corpus.text_lines import columns, nfc, written_lines
 
 CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
@@ -279,8 +279,7 @@ def _channel(path: Path, name: str) -> int | None:
     Files that cannot be read are reported by the reader of their samples.
     """
     try:
-        with open_sound(path) as file:
-            return None if file.channels == 1 else CHANNELS[name]
+        return None if rate_and_channels(path)[1] == 1 else CHANNELS[name]
     except (soundfile.SoundFileError, OSError):
         return CHANNELS[name]
 

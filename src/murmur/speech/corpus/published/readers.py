@@ -24,7 +24,7 @@ from lhotse.recipes.yesno import prepare_yesno
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance
 from murmur.speech.corpus.digits import LEXICON, WORDS
 from murmur.speech.corpus.published.reading import Read, by_lhotse, joined
-from murmur.speech.corpus.sound_file import open_sound
+from murmur.speech.corpus.sound_file import rate_and_channels
 from murmur.speech.corpus.text_lines import text_lines
 from murmur.speech.features.analysis import LogMel, opened
 
@@ -226,8 +226,7 @@ def measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str]) 
 def _rate_hz(path: Path) -> int | None:
     """The sample rate in a file's header; None if it cannot be read."""
     try:
-        with open_sound(path) as file:
-            return int(file.samplerate)
+        return rate_and_channels(path)[0]
     except (soundfile.SoundFileError, OSError):
         return None
 
