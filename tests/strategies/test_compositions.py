@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fuzz_oracle import Counted
-from murmur.core.facts import Facts, FactsOfInner
+from murmur.core.facts import Facts, FactsOfInner, layers
 from murmur.core.learner import Strategy
 from murmur.core.world import World
 from murmur.engine.budget import Budget
@@ -72,7 +72,11 @@ def test_each_pair_and_triple_computes_its_budget_on_the_virtual_clock() -> None
     assert failed == []
 
 
-@pytest.mark.parametrize("strategy", random.Random(1).sample(BUILT, 8), ids=str)
+def names_of(strategy: object) -> str:
+    return " ".join(type(layer).__name__ for layer in layers(strategy))
+
+
+@pytest.mark.parametrize("strategy", random.Random(1).sample(BUILT, 8), ids=names_of)
 def test_a_sample_computes_its_budget_in_threads(strategy: Strategy) -> None:
     assert computed(strategy, ThreadWorld(6)) == set(range(21))
 
