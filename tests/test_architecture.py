@@ -16,7 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # package -> other packages of murmur; its 
     "strategies": {"core"},
     "worlds": {"core", "elastic"},
     "engine": {"core", "elastic"},
-    "speech": {"core.torch_private", "core.whole_files", "execution"},
+    "speech": {"core.counted", "core.torch_private", "core.whole_files", "execution"},
     "tasks": {"core", "engine", "execution", "speech"},
     "run.folder": {"core"},
     "report": {"core", "run.folder"},

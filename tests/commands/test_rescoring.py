@@ -86,7 +86,7 @@ def test_weights_choose_between_search_and_lstm(
     assert none == plain
     assert zero["wer"] == facts["wer"]
     assert "before rescoring: %WER" in said
-    assert f"2 of 3 words of the search are unknown to {only_bob}, such as ANNA, NOB" in caplog.text
+    assert f"2 of 3 words of the search are unknown to {only_bob}: ANNA, NOB;" in caplog.text
     most, full, _ = decoded(tmp_path / "most", *search, "--rescore", only_bob, "--lm-weight", 1, "--nbest", 50)
     counts = [sum(text.split().count("BOB") for text in texts.values()) for texts in (plain, most)]
     assert counts[1] > counts[0]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from murmur.commands.options import WritingRule
+from murmur.core.counted import are, counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
 from murmur.core.whole_files import in_place_of
@@ -81,13 +82,14 @@ def train_command(
     words = frequent_words(lines, most) if most is not None else None
     if vocabulary is not None:
         words = listed_words(text_lines(vocabulary))
-    with timed(f"counting and estimating {len(lines)} sentences"):
+    with timed(f"counting and estimating {counted(len(lines), 'sentence')}"):
         trained = config.train(lines, words)
     for fallen in trained.fell_back:
         typer.echo(f"order {fallen}: too little text to estimate discounts; 0.5, 1, 1.5 are used", err=True)
     with timed(f"writing {out}"):
         write(trained.model, out)
-    typer.echo(f"{summary(trained.model)}; {trained.unknown_words} words of the text are outside the vocabulary")
+    lost = trained.unknown_words
+    typer.echo(f"{summary(trained.model)}; {counted(lost, 'word')} of the text {are(lost)} outside the vocabulary")
 
 
 @app.command("prune")
@@ -149,5 +151,5 @@ def write(model: NgramModel, out: Path) -> None:
 
 def summary(model: NgramModel) -> str:
     """Numbers of words and of n-grams by order."""
-    counts = ", ".join(f"{len(grams)} {n}-grams" for n, grams in enumerate(model.orders, 1))
-    return f"{len(model.words)} words; {counts}"
+    counts = ", ".join(counted(len(grams), f"{n}-gram") for n, grams in enumerate(model.orders, 1))
+    return f"{counted(len(model.words), 'word')}; {counts}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from murmur.core.counted import are, counted, named
 from murmur.core.errors import SettingError, nearest
 from murmur.run.timed import timed
 from murmur.speech.corpus.published.catalogue import CORPORA, CorpusPart, Published
@@ -98,11 +99,12 @@ def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
     """Print one line per split, the missing parts, and the next command."""
     for split, facts in manifest["splits"].items():
         typer.echo(
-            f"{out / 'data' / split}: {facts['utterances']} utterances, {facts['speakers']} speakers, "
+            f"{out / 'data' / split}: {counted(facts['utterances'], 'utterance')}, "
+            f"{counted(facts['speakers'], 'speaker')}, "
             f"{facts['hours']:.2f} h, {len(facts['skipped'])} skipped"
         )
         if facts["wordless"]:
-            typer.echo(f"left out {facts['wordless']} segments of {split} without words")
+            typer.echo(f"left out {counted(facts['wordless'], 'segment')} of {split} without words")
         for problem in facts["skipped"]:
             typer.echo(f"skipped {problem['utterance']} ({problem['where']}): {problem['what']}")
     if manifest["absent"]:
@@ -113,11 +115,13 @@ def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
         return
     words = manifest["splits"]["test"]["words"]
     if words < FEW_WORDS:
-        typer.echo(f"data/test holds {words} words: a single error is {100 / words:.1f} % of them; add recordings")
+        typer.echo(
+            f"data/test holds {counted(words, 'word')}: a single error is {100 / words:.1f} % of them; add recordings"
+        )
     for split, trained in manifest["trained_speakers"].items():
         typer.echo(
-            f"{len(trained)} of {manifest['splits'][split]['speakers']} speakers of data/{split} are in data/train too,"
-            f" {trained[0]} for one: expect more errors with other speakers"
+            f"{len(trained)} of {counted(manifest['splits'][split]['speakers'], 'speaker')} of data/{split}"
+            f" {are(len(trained))} in data/train too ({named(trained)}): expect more errors with other speakers"
         )
     if manifest["rate_hz"] is not None:
         channels = "one channel" if corpus.address or not corpus.parts else "two channels, each utterance one of them"

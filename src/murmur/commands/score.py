@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
 from murmur.speech.corpus.kaldi_dir import read_table
@@ -110,7 +111,9 @@ def score_texts(
     if speaker_of is not None:
         speaker_of = {u: speaker_of[u] for u in references if u in speaker_of}
         if missing := sorted(references.keys() - speaker_of.keys()):
-            raise SettingError(f"{speakers} names no speaker of {missing[0]!r}, one of {len(missing)} utterances")
+            raise SettingError(
+                f"{speakers} names no speaker of {missing[0]!r}, one of {counted(len(missing), 'utterance')}"
+            )
     few = speaker_of is None or len(set(speaker_of.values())) < FEW_SPEAKERS
     draws = Draws(None if few else speaker_of, replications, seed)
     scores = []

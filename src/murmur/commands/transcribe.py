@@ -26,6 +26,7 @@ from murmur.commands.vocabulary_options import (
     WordsOption,
     chosen,
 )
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write, not_inputs
 from murmur.engine.checkpoints.checkpoint import write_whole
@@ -389,7 +390,7 @@ def _refuse(model: Path, adapt: bool, given: Mapping[str, object]) -> None:
 def _check_names(files: list[str], out: Path | None, channels: Channels) -> None:
     """Refuse missing files, and files that would be read or written twice, before anything is done."""
     if not any(name == STDIN or Path(name).is_file() for name in files):
-        raise SettingError(f"none of the {len(files)} files exists; the first is {readable(files[0])!r}")
+        raise SettingError(f"none of the {counted(len(files), 'file')} exists; the first is {readable(files[0])!r}")
     if out is not None:
         folder_to_write(out, "--out")
     names = Counter(files if out is None else [stem_of(name) for name in files])

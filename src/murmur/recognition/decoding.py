@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from murmur.core.counted import are, counted, named
 from murmur.core.errors import SettingError
 from murmur.recognition.recording_words import Word, is_sided, recording_lines, words_of
 from murmur.recognition.rescoring import Rescorer, RescoringRequest, opened_rescorer
@@ -82,7 +83,7 @@ def decoded(
     pairs, count = models.all_scores(feats), len(feats[0])
     common = _models(run, others) | {"left_out": left_out(run, corpus, feats[0])}
     if search is None:
-        with timed(f"recognising {count} utterances"):
+        with timed(f"recognising {counted(count, 'utterance')}"):
             return _by_best_path(run, corpus, pairs, common)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("decoding", total=count)
@@ -105,13 +106,10 @@ def left_out(run: TrainedRun, corpus: Corpus, feats: Container[str]) -> dict[str
     reasons = {problem.utterance: problem.what for problem in corpus.problems}
     without = {u.id: _why_without(run, u) for u in corpus.utterances if u.id not in feats}
     if without:
-        name, reason = next(iter(without.items()))
+        told, reason = counted(len(without), "utterance"), next(iter(without.values()))
         log.warning(
-            "%d utterances have no features, such as %s: %s; each has an empty hypothesis, and its words count as"
-            " deleted",
-            len(without),
-            name,
-            reason,
+            "%s without features (%s): %s; the hypothesis is empty, and the words count as deleted",
+            *(told, reason, named(list(without))),
         )
     return {**reasons, **without}
 
@@ -131,14 +129,15 @@ def warn_of_common(run: TrainedRun, dev: str | None, corpus: Corpus, data: str) 
     """Warn of utterances that are scored and also tune the settings: their error rate is not one of other speech."""
     common = 0 if dev is None else len(corpus.texts.keys() & run.corpus(dev).texts.keys())
     if common:
-        log.warning("%d utterances of --data %s have names of --dev %s, which tunes the settings", common, data, dev)
+        told = counted(common, "utterance")
+        log.warning("%s of --data %s %s in --dev %s too, which tunes the settings", told, data, are(common), dev)
 
 
 def _rescored(
     run: TrainedRun, search: WordSearch, corpus: Corpus, found: Decoded, made: Decoding, rescorer: Rescorer
 ) -> Decoding:
     """The result with the hypotheses that the language model chooses; it also tells the error rate before."""
-    with timed(f"rescoring {len(found.lists)} utterances"):
+    with timed(f"rescoring {counted(len(found.lists), 'utterance')}"):
         again = _result(run, search, corpus, rescorer.chosen(found), {**made.facts, **rescorer.facts})
     before = tuple(f"before rescoring: {line}" for line in made.lines[1:])
     return replace(again, lines=(again.lines[0], *before, *again.lines[1:]))

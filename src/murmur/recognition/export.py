@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.recognition.trained_run import TrainedRun
 from murmur.run.timed import timed
@@ -236,7 +237,8 @@ def _write_tables(folder: Path, search: ExportedSearch) -> list[str]:
     facts = replace(search.graph.facts, states=fst.num_states, dropped_by_sherpa=0)
     write_graph(DecodingGraph(fst, search.graph.words, labels, len(labels), facts), folder, MARK)
     return [
-        f"{len(search.tokens)} columns, {len(search.graph.words)} words, a graph of {fst.num_states} states",
+        f"{counted(len(search.tokens), 'column')}, {counted(len(search.graph.words), 'word')}, a graph of"
+        f" {counted(fst.num_states, 'state')}",
         f"{moved.unread} words were on arcs that sherpa-onnx does not read: {moved.backwards} moved to the frame"
         f" before, {moved.forwards} to the frame after",
     ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.recognition.mean_scores import MeanScores
 from murmur.recognition.run_records import SETTINGS
@@ -130,7 +131,7 @@ def tuned(
     check_known(texts, sayable_words(search.words[0]), f"--dev {dev}")
     with timed("decoding graph"):
         _ = search.folder
-    with stored_in(kept) as folder, timed(f"trying scales on {len(texts)} utterances"):
+    with stored_in(kept) as folder, timed(f"trying scales on {counted(len(texts), 'utterance')}"):
         feats = models.features(corpus, folder)
         tried = [name for name in list(texts)[::every] if name in feats[0]]
         scores = dict(models.all_scores([{name: own[name] for name in tried} for own in feats]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from murmur.core.counted import counted
 from murmur.report.read import ReportError
 from murmur.report.records import is_number
 
@@ -51,7 +52,9 @@ def read_grid(folder: Path) -> ComparedCells:
             except (ValueError, KeyError, TypeError, RecursionError):
                 damaged.append(number)
     if damaged:
-        problems.append(f"{folder / 'cells.jsonl'}: {len(damaged)} damaged line(s) left out, the first is {damaged[0]}")
+        problems.append(
+            f"{folder / 'cells.jsonl'}: {counted(len(damaged), 'damaged line')} left out, the first is {damaged[0]}"
+        )
     finished = [cell for cell in cells.values() if cell["status"] == "finished"]
     failed = tuple(
         f"{cell['name']} failed: {cell.get('error') or 'no reason was recorded'}"

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from murmur.core.counted import counted
 from murmur.report.about import strategy_of
 from murmur.report.drawn import short
 from murmur.report.records import is_number
@@ -44,7 +45,7 @@ def frame(run: Watched) -> RenderableType:
     if run.seen:
         parts.append(learners(run))
     if run.damaged:
-        parts.append(Text(f"{run.damaged} damaged record(s) passed over", style="yellow"))
+        parts.append(Text(f"{counted(run.damaged, 'damaged record')} passed over", style="yellow"))
     parts += [Text(line) for line in ending(run)]
     return Group(*parts)
 
@@ -56,7 +57,7 @@ def heading(run: Watched) -> Text:
     folder = folder if len(folder) <= LONGEST_FOLDER else f"…{folder[1 - LONGEST_FOLDER :]}"
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(run.state, style=STYLES[run.state]).append("  ").append(folder, style="bold")
-    text.append(f"  {count} learner{'' if count == 1 else 's'}")
+    text.append(f"  {counted(count, 'learner')}")
     strategy = strategy_of(run.facts)
     return text.append(f"  {strategy}" if strategy != "-" else "")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from murmur.core.counted import counted
 from murmur.report.recognised import RecognisedUtterance, read_recognised
 from murmur.report.records import KINDS, MOST_POINTS, Evaluation, Records, is_number
 
@@ -152,7 +153,9 @@ def _records(path: Path, problems: list[str]) -> Records:
                 damaged.append(number)
     if damaged:
         shown = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
-        problems.append(f"{path}: {len(damaged)} damaged record(s) left out, line {shown} (a run cut off leaves one)")
+        problems.append(
+            f"{path}: {counted(len(damaged), 'damaged record')} left out, line {shown} (a run cut off leaves one)"
+        )
     if not records.evaluations:
         problems.append(f"{path} holds no evaluation yet: there is nothing held-out to show")
     return records

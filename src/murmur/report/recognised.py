@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from murmur.core.counted import counted
+
 KEYS = ("utterance", "speaker", "reference", "hypothesis")
 WORST = 10
 MIME = {".wav": "audio/wav", ".flac": "audio/flac", ".ogg": "audio/ogg", ".mp3": "audio/mpeg", ".m4a": "audio/mp4"}
@@ -61,7 +63,7 @@ def read_recognised(path: Path, problems: list[str]) -> tuple[RecognisedUtteranc
             else:
                 found.append(RecognisedUtterance(name, speaker, said, heard, errors, words))
     if damaged:
-        problems.append(f"{path}: {len(damaged)} damaged line(s) left out, the first is line {damaged[0]}")
+        problems.append(f"{path}: {counted(len(damaged), 'damaged line')} left out, the first is line {damaged[0]}")
     return tuple(found)
 
 

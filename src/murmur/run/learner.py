@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from murmur.core.counted import counted
 from murmur.core.errors import IncompleteRun, SettingError, user_message
 from murmur.core.facts import training_learners
 from murmur.core.group import PeerLost, WorldMismatch
@@ -91,7 +92,8 @@ def _learn_and_test(
         training = training_learners(experiment.strategy, place.size)
         if seat.group.rank not in (0, place.size - training):  # a server may take no steps
             return ()
-        log.info("scaling with %d learners: %s", training, described(scaled.rule, training, scaled.optimizer))
+        told = described(scaled.rule, training, scaled.optimizer)
+        log.info("scaling with %s: %s", counted(training, "learner"), told)
         return (ProgressLine(scaled.total, training),)
 
     try:

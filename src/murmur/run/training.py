@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.facts import Facts, training_learners
 from murmur.core.group import PeerLost
@@ -139,10 +140,8 @@ def share_threads(request: RunRequest) -> int:
     threads = request.threads or threads_per_learner(cores, request.learners)
     if threads * request.learners > cores:
         log.warning(
-            "%d learners of %d threads on %d cores: they will slow each other down",
-            request.learners,
-            threads,
-            cores,
+            "%s of %s on %s: they will slow each other down",
+            *(counted(request.learners, "learner"), counted(threads, "thread"), counted(cores, "core")),
         )
     return threads
 
@@ -160,7 +159,7 @@ def run_in_mpi(request: RunRequest, experiment: Experiment) -> int:
     if world.size == 1 or request.learners not in (1, world.size):
         learners = max(2, request.learners)
         raise SettingError(
-            f"MPI has started {world.size} learner{'s' * (world.size > 1)}; their number is the launcher's:"
+            f"MPI has started {counted(world.size, 'learner')}; their number is the launcher's:"
             f" mpiexec -n {learners} murmur train {request.source} --world mpi, without --learners"
         )
     return run_beside_others(request, experiment, world.place, world)
@@ -199,6 +198,7 @@ def run_beside_others(request: RunRequest, experiment: Experiment, place: Place,
 def write_run(request: RunRequest, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:
     """Write run.json, which holds all that is needed to repeat the run, before the first step.
 
+    `records_bytes` is the size of the records of earlier starts.
     `simulated` describes the virtual cluster of a simulated run.
     """
     request = replace(request, learners=learners_of_steps(request, experiment))
@@ -217,6 +217,7 @@ def write_run(request: RunRequest, experiment: Experiment, simulated: Mapping[st
         "versions": versions(("murmur", "torch", "numpy")),
         "commit": commit(),
         "python": sys.version.split()[0],
+        "records_bytes": records.stat().st_size if (records := request.out / "records.jsonl").is_file() else 0,
         **({} if simulated is None else {"simulated": simulated}),
     }
     write_whole(request.out / "run.json", json.dumps(facts, indent=1).encode())

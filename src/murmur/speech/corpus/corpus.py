@@ -17,6 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from murmur.core.counted import counted, left_out
+
 log = logging.getLogger(__name__)
 LOST_AT_MOST = 0.01
 
@@ -180,16 +182,16 @@ def check_losses(kept: int, problems: Iterable[Problem], lost_at_most: float = L
         return
     listing = "".join(f"\n  {p}" for p in found[:8]) + (f"\n  and {len(found) - 8} more" if len(found) > 8 else "")
     raise CorpusError(
-        f"{lost} of {kept + lost} utterances cannot be used, more than {100 * lost_at_most:g} % "
+        f"{lost} of {counted(kept + lost, 'utterance')} cannot be used, more than {100 * lost_at_most:g} % "
         f"(mend or remove them):{listing}"
     )
 
 
 def tell_losses(name: str, kept: int, problems: Sequence[Problem]) -> None:
     """Log how many utterances are left out of data, with the first reason."""
-    lost = len({p.utterance for p in problems})
+    lost = {p.utterance: p.what for p in problems}
     if lost:
-        log.warning("%s: %d of %d utterances are left out, such as %s", name, lost, kept + lost, problems[0])
+        log.warning("%s: %s; see %s", name, left_out(lost, kept + len(lost)), problems[0].where)
 
 
 def normal_text(text: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.core.counted import counted, named
 from murmur.execution.workers import Worker, WorkerDied, end_workers, start_worker, wait_for_reason
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder, Hypothesis
 from murmur.speech.decoding.graph_store import StoredGraph
@@ -64,12 +65,13 @@ class Decoded:
         """One line: number of utterances, speed, and the names of empty or partial ones."""
         seconds = self.frames / frames_per_second
         line = (
-            f"{len(self.lists)} utterances, {seconds:.1f} s of audio in {self.search_seconds:.1f} s of one core "
-            f"(real-time factor {self.real_time_factor(frames_per_second):.3f}), {self.wall_seconds:.1f} s on the clock"
+            f"{counted(len(self.lists), 'utterance')}, {seconds:.1f} s of audio in {self.search_seconds:.1f} s of one"
+            f" core (real-time factor {self.real_time_factor(frames_per_second):.3f}), {self.wall_seconds:.1f} s on the"
+            " clock"
         )
         for title, names in (("empty", self.empty), ("partial", self.partial)):
             if names:
-                line += f"; {len(names)} {title}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+                line += f"; {len(names)} {title}: {named(names)}"
         return line
 
 

@@ -14,6 +14,7 @@ import kaldi_hmm_gmm as khg
 import kaldifst
 import numpy as np
 
+from murmur.core.counted import counted
 from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.language_model.grammar import Grammar
 from murmur.speech.lexicon.lexicon import Lang
@@ -46,6 +47,19 @@ class GraphFacts:
     dropped_by_sherpa: int
     removed_words: int
     unreachable_words: int
+
+    @property
+    def told(self) -> str:
+        """Size, and the words that cannot be recognised."""
+        lost = [
+            f"{counted(count, 'word')} of the {where}"
+            for count, where in (
+                (self.removed_words, "language model not in the lexicon"),
+                (self.unreachable_words, "lexicon not in the grammar"),
+            )
+            if count
+        ]
+        return "; ".join([f"{counted(self.states, 'state')}, {counted(self.arcs, 'arc')}", *lost])
 
 
 @dataclass(frozen=True, eq=False)

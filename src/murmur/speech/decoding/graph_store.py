@@ -155,7 +155,7 @@ def ensure_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> 
             return None
         log.info("graph %s: building", folder.name)
         graph = build()
-        log.info("graph %s: %s", folder.name, graph.facts)
+        log.info("graph %s: %s", folder.name, graph.facts.told)
         save_graph(graph, folder, key)
         return graph
 

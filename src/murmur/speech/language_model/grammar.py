@@ -16,6 +16,7 @@ from pathlib import Path
 import kaldifst
 import kaldilm
 
+from murmur.core.counted import counted, named
 from murmur.speech.language_model.acceptor import Acceptor
 from murmur.speech.language_model.arpa import write_arpa
 from murmur.speech.language_model.ngram import END, START, NgramModel
@@ -78,8 +79,8 @@ def ngram_grammar(lang: Lang, model: NgramModel) -> Grammar:
     kept, removed = model.restricted(sayable)
     if not sayable.intersection(kept.words):
         raise ValueError(
-            f"none of the {len(model.words)} words of the language model is in the lexicon ({len(sayable)} words, such "
-            f"as {sorted(sayable)[:3]}): is one of them in lower case?"
+            f"none of the {counted(len(model.words), 'word')} of the language model is in the lexicon"
+            f" ({counted(len(sayable), 'word')}: {named(sorted(sayable))}): is one of them in lower case?"
         )
     with tempfile.TemporaryDirectory(prefix="murmur-grammar-") as folder:
         arpa, symbols = Path(folder, "kept.arpa"), Path(folder, "words.txt")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.core.counted import are, counted
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem
 from murmur.speech.ctc import criterion as ctc
@@ -173,4 +174,5 @@ def _log_problems(part: str, problems: tuple[Problem, ...]) -> None:
     for problem in problems[:NAMED]:
         log.warning("%s, left out of the criterion: %s", part, problem)
     if len(problems) > NAMED:
-        log.warning("%s: %d more utterances are left out of the criterion", part, len(problems) - NAMED)
+        more = len(problems) - NAMED
+        log.warning("%s: %s %s left out of the criterion", part, counted(more, "more utterance"), are(more))

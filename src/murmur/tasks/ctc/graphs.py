@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from murmur.core.counted import counted, left_out
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.ctc import criterion as ctc
@@ -183,7 +184,9 @@ class CtcSources:
         words = self.train_words if model is None else {word for word in model.words if not is_mark(word)}
         written = [word for word in words if writable(self.units, word)]
         if len(written) < len(words):
-            log.warning("%d words of the grammar need units that the network lacks", len(words) - len(written))
+            lost = sorted(set(words).difference(written), key=str.encode)
+            why = "they are of the grammar and need units that the network lacks"
+            log.warning("%s", left_out(dict.fromkeys(lost, why), len(words), "word"))
         if not written:
-            raise CorpusError(f"the network's units can write none of the {len(words)} words of the grammar")
+            raise CorpusError(f"the network's units can write none of the {counted(len(words), 'word')} of the grammar")
         return [(word, tuple(ctc.pieces(word, self.units.kind))) for word in sorted(written, key=str.encode)]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.core.counted import counted, left_out
 from murmur.engine.task import Unmade
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus, CorpusError
@@ -420,8 +421,8 @@ class HmmHalf:
             adaptation = Adaptation(trained.unadapted, trained.transforms, self._sat_config.decoding)
         save_alignments(trained.model, trained.tids, files[1])
         save_model(trained.model, files[0])
-        for utterance, reason in sorted(trained.lost.items()):
-            log.warning("%s: utterance %s %s", name, utterance, reason)
+        if trained.lost:
+            log.warning("%s: %s", name, left_out(dict(sorted(trained.lost.items()))))
         return Stage(name, trained.model, trained.tids, key, adaptation)
 
     def _read(self, name: str, key: str, files: tuple[Path, ...]) -> Stage:
@@ -435,14 +436,10 @@ class HmmHalf:
 def log_pass(report: PassReport) -> None:
     """Log one line per pass."""
     log.info(
-        "%s %d/%d: %.3f nats per frame, %d Gaussians, %d frames, %d utterances left out",
-        report.stage,
-        report.number,
-        report.passes,
-        report.log_likelihood_per_frame,
-        report.gaussians,
-        report.frames,
-        len(report.failed),
+        "%s %d/%d: %.3f nats per frame, %s, %s%s",
+        *(report.stage, report.number, report.passes, report.log_likelihood_per_frame),
+        *(counted(report.gaussians, "Gaussian"), counted(report.frames, "frame")),
+        f"; {left_out(dict(sorted(report.failed.items())))}" if report.failed else "",
     )
 
 

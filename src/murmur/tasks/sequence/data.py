@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from murmur.core.counted import left_out
 from murmur.speech.features.chunks import Frames, FramesInMemory, SomeUtterances
 from murmur.speech.hmm.hybrid import copy_name
 from murmur.speech.hmm.transitions import Transitions
@@ -18,6 +19,7 @@ from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.sequence.criteria import LatticeFree
 
 log = logging.getLogger(__name__)
+NO_ROOM = "their phones have no room"
 Phones = tuple[Sequence[int], Sequence[int]]  # labels; first frames, and the number of frames
 
 
@@ -92,9 +94,12 @@ def _with_path(part: str, aligned: Mapping[str, Aligned], builder: NumeratorBuil
     lost = [name for name in aligned if name not in kept]
     if lost:
         log.warning(
-            "%s: %d of %d utterances are left out, such as %s: their phones have no room within %d frames of the"
-            " alignment; a larger task.criterion.tolerance_frames may keep some",
-            *(part, len(lost), len(aligned), lost[0], builder.tolerance_frames),
+            "%s: %s; a larger task.criterion.tolerance_frames may keep some",
+            part,
+            left_out(
+                dict.fromkeys(lost, f"{NO_ROOM} within {builder.tolerance_frames} frames of the alignment"),
+                len(aligned),
+            ),
         )
     if not kept:
         raise ValueError(
@@ -112,7 +117,7 @@ def _known(denominator: Denominator, dev: Mapping[str, Phones]) -> dict[str, Ali
         except KeyError:
             lost.append(name)
     if lost:
-        log.warning("dev: %d utterances with states that train lacks are left out, such as %s", len(lost), lost[0])
+        log.warning("dev: %s", left_out(dict.fromkeys(lost, "states that train lacks")))
     if not found:
         raise ValueError("every utterance of dev has a phone in context that train lacks: give more training speech")
     return found

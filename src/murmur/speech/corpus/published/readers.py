@@ -23,6 +23,7 @@ from lhotse.recipes.aishell import prepare_aishell
 from lhotse.recipes.librispeech import prepare_librispeech
 from lhotse.recipes.yesno import prepare_yesno
 
+from murmur.core.counted import counted
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance
 from murmur.speech.corpus.digits import LEXICON, WORDS
 from murmur.speech.corpus.published.reading import Read, by_lhotse, joined
@@ -67,7 +68,7 @@ def read_yesno(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
     root = _holding(folder, "waves_yesno", lambda at: any(at.glob("[01]_*.wav")), "recordings such as 0_1_0_1_0_1_0_1")
     count = len(list(root.glob("*.wav")))
     if count != YESNO_RECORDINGS:
-        raise CorpusError(f"{root} holds {count} of {YESNO_RECORDINGS} recordings: unpack the archive again")
+        raise CorpusError(f"{root} holds {count} of the {YESNO_RECORDINGS} recordings: unpack the archive again")
     manifests = by_lhotse(root, lambda: prepare_yesno(root))
     read = [_of_manifests(manifests[half], speaker="global") for half in ("train", "test")]
     everything = [u for corpus, _ in read for u in corpus.utterances]
@@ -150,7 +151,9 @@ def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     )
     speakers = sorted(set(whole.speakers.values()), key=str.encode)
     if len(speakers) < 2:
-        raise CorpusError(f"{folder} has {len(speakers)} speaker, and test needs one: make folders train and test")
+        raise CorpusError(
+            f"{folder} has {counted(len(speakers), 'speaker')}, and test needs one: make folders train and test"
+        )
     first = len(speakers) - max(1, len(speakers) // 10)
     held_out = {"dev": set(speakers[:first][DEV_EVERY - 1 :: DEV_EVERY]), "test": set(speakers[first:])}
     parts = {part: _of_speakers(whole, theirs) for part, theirs in held_out.items() if theirs}
