@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from murmur.core.counted import are, counted, named
 from murmur.core.errors import SettingError
+from murmur.execution.processes import bar_of
 from murmur.recognition.recording_words import Word, is_sided, recording_lines, words_of
 from murmur.recognition.rescoring import Rescorer, RescoringRequest, opened_rescorer
 from murmur.recognition.run_records import SETTINGS, scales_of
@@ -85,11 +86,17 @@ def decoded(
     if search is None:
         with timed(f"recognising {counted(count, 'utterance')}"):
             return _by_best_path(run, corpus, pairs, common)
-    with Progress(console=Console(stderr=True)) as progress:
-        bar = progress.add_task("decoding", total=count)
-        found = search.decode(pairs, options, scratch, lambda done: progress.update(bar, completed=done))
+    with bar_of() as progress:
+        found = search.decode(
+            pairs, options, scratch, partial(_advance, progress, progress.add_task("decoding"), count)
+        )
     made = _result(run, search, corpus, found, {**common, **_facts(found, options, request, run)})
     return made if rescorer is None else _rescored(run, search, corpus, found, made, rescorer)
+
+
+def _advance(progress: Progress, bar: TaskID, count: int, done: int, known: int) -> None:
+    """Show how much is done, without results of an earlier start, which tell nothing about the time left."""
+    progress.update(bar, total=count - known, completed=done - known)
 
 
 def _models(run: TrainedRun, others: Sequence[TrainedRun]) -> dict[str, Any]:

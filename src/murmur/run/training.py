@@ -23,6 +23,7 @@ from murmur.engine.checkpoints.resume import check_resumable
 from murmur.engine.experiment import Experiment, describe
 from murmur.engine.scaling import described
 from murmur.execution.cores import cores_here
+from murmur.execution.told_once import told_once
 from murmur.run.agreed_folder import FolderMember, MpiChannel, StoreChannel, folder_of_first, opened_for_all
 from murmur.run.commit import commit
 from murmur.run.folder.contents import REQUEST, read_facts
@@ -63,7 +64,8 @@ def train(request: RunRequest, experiment: Experiment) -> int:
         return run_beside_others(request, experiment, place)
     with opened(request.out, request.name, request.resume, request.force) as run:
         request = replace(request, out=run.out, threads=share_threads(request))
-        experiment.task.prepare()
+        with told_once(log.info):
+            experiment.task.prepare()
         check_model(request, experiment)
         run.begin()
         write_run(request, experiment)

@@ -106,8 +106,8 @@ class Vocabulary:
                 refused[word] = "unknown"
         if refused:
             raise SettingError(
-                f"{self.source}: the network's {units.kind}s write {len(refused)} of {counted(len(words), 'word')} in no"
-                f" case: {_listed(refused)}; leave them out, or spell them with units seen in training"
+                f"{self.source}: the network's {units.kind}s write {len(refused)} of {counted(len(words), 'word')} in"
+                f" no case: {_listed(refused)}; leave them out, or spell them with units seen in training"
             )
         found = Completed(tuple(origins), refused)
         _log_origins(found)

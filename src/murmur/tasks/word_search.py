@@ -162,7 +162,7 @@ class WordSearch:
         scores: Scores,
         options: DecodeOptions,
         kept: Path | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Decoded:
         """The best words of every utterance; results are saved in the folder `kept` as they are made."""
         return decode_set(self.folder, scores, options, self.jobs, progress, kept)

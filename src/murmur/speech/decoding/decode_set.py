@@ -95,15 +95,15 @@ def decode_set(
     scores: Scores,
     options: DecodeOptions | None = None,
     jobs: int = 1,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     kept: Path | None = None,
 ) -> Decoded:
     """Decode utterances with the graph stored in `graph_folder` (see graph_store).
 
     `scores` maps utterances to (T, C) score matrices, or yields such pairs, which are taken a few at a time so that a
     generator may compute them. With `jobs` > 1, that many processes each read the graph once; results do not depend on
-    `jobs`. `progress(done)` is called after each utterance. Each result is written at once to the folder `kept`, which
-    several calls may share, and results found there are not decoded again.
+    `jobs`. Each result is written at once to the folder `kept`, which several calls may share, and results found there
+    are not decoded again. `progress(done, known)` is called after each utterance; `known` of those done were found.
 
     Raises:
         FileNotFoundError, DamagedGraphError: no usable graph.
@@ -117,14 +117,15 @@ def decode_set(
     begin = time.perf_counter()
     search = partial(_searched, graph, options, jobs)
     found: dict[str, Result] = {}
-    decoding = search(pairs) if kept is None else _kept(search, pairs, KeptResults(kept, graph.key, options))
+    already = None if kept is None else KeptResults(kept, graph.key, options)
+    decoding = search(pairs) if already is None else _kept(search, pairs, already)
     with closing(decoding) as results:  # after an error no process continues
         for result in results:
             if result.name in found:
                 raise ValueError(f"utterance {result.name} was given twice: names must be unique")
             found[result.name] = result
             if progress is not None:
-                progress(len(found))
+                progress(len(found), 0 if already is None else already.told)
     return _collected(found, time.perf_counter() - begin)
 
 
@@ -147,9 +148,14 @@ def _kept(
         for result in results:
             kept.add(result)
             yield result
-            while known:
-                yield known.pop()
-    yield from known
+            yield from _told(known, kept)
+    yield from _told(known, kept)
+
+
+def _told(known: list[Result], kept: KeptResults) -> Iterator[Result]:
+    while known:
+        kept.told += 1
+        yield known.pop()
 
 
 def _collected(found: Mapping[str, Result], wall_seconds: float) -> Decoded:

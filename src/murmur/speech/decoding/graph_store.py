@@ -21,6 +21,7 @@ from typing import Any
 import kaldifst
 import numpy as np
 
+from murmur.execution.library_lines import library_lines_kept
 from murmur.speech.decoding.graph import DecodingGraph, GraphFacts, GraphOptions
 from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.language_model.grammar import Grammar
@@ -129,12 +130,13 @@ class StoredGraph:
     def read(self) -> DecodingGraph:
         """The graph itself."""
         # For a missing or damaged file, the library prints a line on stderr and returns None.
-        try:
-            fst = kaldifst.StdVectorFst.read(str(self.folder / "graph.fst"))
-        except (MemoryError, ValueError):
-            fst = None  # a number of states that exceeds all memory
-        if fst is None:
-            raise DamagedGraphError(f"{self.folder / 'graph.fst'} is missing or no OpenFst file: build it again")
+        with library_lines_kept():
+            try:
+                fst = kaldifst.StdVectorFst.read(str(self.folder / "graph.fst"))
+            except (MemoryError, ValueError):
+                fst = None  # a number of states that exceeds all memory
+            if fst is None:
+                raise DamagedGraphError(f"{self.folder / 'graph.fst'} is missing or no OpenFst file: build it again")
         return DecodingGraph(fst, self.words, np.array(self.columns, dtype=np.int32), self.num_columns, self.facts)
 
 

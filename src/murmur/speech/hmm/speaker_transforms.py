@@ -179,7 +179,8 @@ def transforms_from_paths(
         block.tids = {u: whole[u] for u in block.feats}
     with Workers(blocks, jobs) as workers:
         found = estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
-        found = estimate_transforms(workers, pair.adapted, pair.adapted, config, found)
+        if of_adapted(found):
+            found = estimate_transforms(workers, pair.adapted, pair.adapted, config, found)
     return of_adapted(found)
 
 

@@ -17,6 +17,7 @@ import kaldifst
 import kaldilm
 
 from murmur.core.counted import counted, named
+from murmur.execution.library_lines import library_lines_kept
 from murmur.speech.language_model.acceptor import Acceptor
 from murmur.speech.language_model.arpa import write_arpa
 from murmur.speech.language_model.ngram import END, START, NgramModel
@@ -87,13 +88,14 @@ def ngram_grammar(lang: Lang, model: NgramModel) -> Grammar:
         # kaldilm ends the process on a bad table or a word outside it, so both files are written here.
         write_arpa(kept, arpa)
         write_symbols(lang.words, symbols)
-        text = kaldilm.arpa2fst(
-            input_arpa=str(arpa),
-            disambig_symbol=BACKOFF,
-            read_symbol_table=str(symbols),
-            max_order=kept.order,
-            max_arpa_warnings=0,
-        )
+        with library_lines_kept():
+            text = kaldilm.arpa2fst(
+                input_arpa=str(arpa),
+                disambig_symbol=BACKOFF,
+                read_symbol_table=str(symbols),
+                max_order=kept.order,
+                max_arpa_warnings=0,
+            )
     fst = _compiled(text)
     digest = _digest(text, lang)
     return Grammar(fst, tuple(removed), tuple(sorted(sayable.difference(kept.words))), digest)
