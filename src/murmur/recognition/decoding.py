@@ -19,7 +19,7 @@ from murmur.recognition.recording_words import Word, is_sided, recording_lines, 
 from murmur.recognition.rescoring import Rescorer, RescoringRequest, opened_rescorer
 from murmur.recognition.run_records import SETTINGS, scales_of
 from murmur.recognition.trained_run import TrainedRun, no_scale
-from murmur.recognition.tuning import SearchRequest
+from murmur.recognition.tuning import SearchRequest, graph_folder
 from murmur.run.timed import timed
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Utterance
 from murmur.speech.decoding.decode_set import Decoded
@@ -75,8 +75,7 @@ def decoded(
     rescorer = None if rescoring is None else opened_rescorer(rescoring, run, request, others)
     search, options = run.searched(request, models, scratch)
     if search is not None:
-        with timed("decoding graph"):
-            _ = search.folder
+        _ = graph_folder(search)
         if rescorer is not None:
             options, rescorer = rescorer.tuned(run, models, search, options, request.dev, scratch)
     with timed("features"):

@@ -17,7 +17,7 @@ from torch import nn
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.recognition.trained_run import TrainedRun
-from murmur.run.timed import timed
+from murmur.recognition.tuning import graph_folder
 from murmur.speech.corpus.atomic_folder import atomic_folder
 from murmur.speech.corpus.file_errors import read_object
 from murmur.speech.ctc.criterion import Units
@@ -185,8 +185,7 @@ def _search(run: TrainedRun, search: WordSearch | None, options: DecodeOptions) 
     if search is None:
         assert units is not None  # networks without units have no best path
         return ExportedSearch(token_names(units), {"units": units.kind, "symbols": list(units.symbols)})
-    with timed("decoding graph"):
-        graph = StoredGraph.of(search.folder).read()
+    graph = StoredGraph.of(graph_folder(search)).read()
     if options.insertion_penalty:
         graph = with_insertion_penalty(graph, options.insertion_penalty)
     columns = range(2, len(graph.columns) + 1)

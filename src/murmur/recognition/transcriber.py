@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from murmur.recognition.trained_run import TrainedRun
-from murmur.run.timed import timed
+from murmur.recognition.tuning import graph_folder
 from murmur.speech.corpus.recordings import Recording, cut_at_silences
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph_store import StoredGraph
@@ -146,8 +146,7 @@ class SearchedGraph:
     @staticmethod
     def of(search: WordSearch, options: DecodeOptions) -> SearchedGraph:
         """Find the graph of a search; builds it if it is missing."""
-        with timed("decoding graph"):
-            graph = StoredGraph.of(search.folder)
+        graph = StoredGraph.of(graph_folder(search))
         return SearchedGraph(graph, search.spans(np.array(graph.columns, dtype=np.int32)), options)
 
     def read(self) -> GraphSearch:

@@ -150,10 +150,10 @@ def ensure_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> 
 
     Of several processes that need the same graph, one builds it and the others wait.
     """
-    if _is_there(folder, key):
+    if graph_is_there(folder, key):
         return None
     with _alone(folder):
-        if _is_there(folder, key):  # built in the meantime
+        if graph_is_there(folder, key):  # built in the meantime
             return None
         log.info("graph %s: building", folder.name)
         graph = build()
@@ -162,7 +162,8 @@ def ensure_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> 
         return graph
 
 
-def _is_there(folder: Path, key: str) -> bool:
+def graph_is_there(folder: Path, key: str) -> bool:
+    """True if a folder holds a complete graph with this key."""
     try:
         return StoredGraph.of(folder).key == key
     except FileNotFoundError:

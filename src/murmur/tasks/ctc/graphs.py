@@ -20,7 +20,7 @@ from murmur.core.errors import SettingError
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.ctc.graph import build_ctc_graph
-from murmur.speech.decoding.graph import DecodingGraph
+from murmur.speech.decoding.graph import DecodingGraph, Tell, untold
 from murmur.speech.decoding.graph_store import graph_key
 from murmur.speech.decoding.recogniser import UnitSpans
 from murmur.speech.language_model.arpa import read_arpa
@@ -110,9 +110,9 @@ class CtcSources:
         content = json.dumps([FORMAT, graph_key(lang, grammar), self._tokens, self._separator]).encode()
         return hashlib.sha256(content).hexdigest()
 
-    def build(self, lang: Lang, grammar: Grammar) -> DecodingGraph:
+    def build(self, lang: Lang, grammar: Grammar, tell: Tell = untold) -> DecodingGraph:
         """Graph of the units."""
-        return build_ctc_graph(lang, self._tokens, grammar, self._separator)
+        return build_ctc_graph(lang, self._tokens, grammar, self._separator, tell)
 
     def spans(self, lang: Lang, columns: np.ndarray, /) -> UnitSpans:
         """Rule that finds the units of each word on a path."""
