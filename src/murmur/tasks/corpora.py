@@ -272,5 +272,8 @@ def _part(root: Path, part: str) -> Corpus:
 
 def _there(path: Path, root: Path) -> Path:
     if not path.is_file():
-        raise CorpusError(f"{path} is missing: is {root} the folder of the set?")
+        ways = {"lexicon.txt": f"murmur lexicon {root}/data/train --guess espeak --out {path.parent}"}
+        ways["lm.arpa.gz"] = f"murmur lm train {root}/data/train --out {path}"
+        made = f", or make it: {ways[path.name]}" if path.name in ways else ""
+        raise CorpusError(f"{path} is missing: is {root} the folder of the set?{made}")
     return path

@@ -136,5 +136,8 @@ def frame_figures(
             count += len(labels_T)
     model.train(training)
     if not count:
-        raise ValueError("no aligned utterance to evaluate on: give alignments of held-out speech")
+        raise ValueError(
+            "no aligned utterance to evaluate on: every held-out utterance is too short, or has words that the lexicon"
+            " lacks (murmur lexicon makes pronunciations, or task.guess): add speech or words"
+        )
     return {"loss": total / count, "accuracy": right / count}

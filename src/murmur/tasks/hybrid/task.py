@@ -3,7 +3,7 @@
     murmur train digits_hybrid                               (digits spoken by espeak-ng)
     murmur train librispeech --set task.corpus=FOLDER        (and yesno, fsdd, an4: see the recipes of these names)
 
-Any folder in Kaldi's layout with lexicon.txt works: `murmur train hybrid --set task.corpus=FOLDER`. Every stage is
+Any folder with data/{train,test} and lexicon.txt works: `murmur train hybrid --set task.corpus=FOLDER`. Every stage is
 stored in `task.cache`, and a killed run continues from there. Bourlard and Morgan, "Connectionist speech
 recognition" (1994); Hinton et al., "Deep neural networks for acoustic modeling in speech recognition" (2012).
 """
