@@ -114,7 +114,7 @@ def test_a_weight_is_tuned_on_dev_and_kept(
     assert kept["weight"] == tuned["rescoring"]["weight"] < 0.9  # the LSTM knows one word of three
     assert "names of --dev" not in caplog.text
     decoded(tmp_path / "same", *search, "--lm", arpa, "--dev", dev, "--data", dev)
-    assert f"8 utterances of --data {dev} have names of --dev {dev}" in caplog.text
+    assert f"8 utterances of --data {dev} are in --dev {dev} too" in caplog.text
     caplog.clear()
     found = tuned["search"]
     same = ("--scale", found["acoustic_scale"], "--penalty", found["insertion_penalty"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,9 @@ import soundfile
 
 from murmur.commands.transcribe import SOME_FAILED
 from murmur.core.errors import SettingError
-from murmur.recognition.batch import Unit, is_of, units_of
+from murmur.recognition.batch import Opened, Reading, Unit, is_of, made, units_of
+from murmur.speech.corpus.recordings import Recording
+from murmur.speech.decoding.transcript import Transcript
 from tones import CTC, RATE, make_tones, tones
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -84,6 +89,31 @@ def test_a_change_of_many_recordings_is_told_three_times_and_counted(model: Path
     assert [message for message in said if message.endswith("2 channels averaged")] == [
         *(f"murmur: {file}: 2 channels averaged" for file in files[:3]),
         f"murmur: 3 more like this: {files[-1]}: 2 channels averaged",
+    ]
+
+
+def killed_by_said1(recordings: Sequence[tuple[Recording, str]]) -> list[Transcript]:
+    if recordings[0][1].endswith("said1.wav"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [Transcript(source, recording.seconds, ()) for recording, source in recordings]
+
+
+def opened_to_die() -> Opened:
+    return Opened(RATE, killed_by_said1)
+
+
+def test_a_file_whose_process_dies_is_named_and_the_others_are_done(files: list[Path]) -> None:
+    units = units_of([str(file) for file in files], None, "average")
+    results = [found for _, found in made(units, opened_to_die, Reading(), bytes, 2)]
+    failed = {name: why for found in results for name, why in found.failed.items()}
+    assert {Path(name).name for name in failed} == {"said1.wav", "none.wav", "cut.flac"}
+    died = failed[str(files[1])]
+    assert died.startswith(f"{files[1]}: a process died with it")
+    assert [Path(each.source).name for found in results for each in found.transcripts] == [
+        "said0.wav",
+        "said2.wav",
+        "said3.wav",
+        "said4.wav",
     ]
 
 

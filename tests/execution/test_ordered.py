@@ -106,5 +106,5 @@ def test_few_inputs_are_taken_ahead() -> None:
         next(results)
         assert len(taken) <= done + AHEAD * 2 + 1
     before = set(multiprocessing.active_children())
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     assert set(multiprocessing.active_children()) < before

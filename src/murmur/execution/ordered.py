@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -26,7 +26,7 @@ Done = TypeVar("Done")
 
 def in_order(
     opened: Callable[[], Callable[[Given], Done]], inputs: Iterable[Given], processes: int
-) -> Iterator[Done | WorkerDied]:
+) -> Generator[Done | WorkerDied, None, None]:
     """Yield the result of `opened()(each)` for each input, in their order.
 
     Each of the processes calls `opened` once; `opened`, inputs and results must pickle. With one process, all is done

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -129,7 +130,7 @@ def recording_name(source: str, channel: str) -> str:
 
 def made(
     units: Sequence[Unit], opened: Callable[[], Opened], reading: Reading, stream: Callable[[], bytes], jobs: int
-) -> Iterator[tuple[Unit, Made]]:
+) -> Generator[tuple[Unit, Made], None, None]:
     """Yield each unit with its results, in their order; a file that cannot be read ends no batch.
 
     Args:
@@ -144,12 +145,13 @@ def made(
         WorkerDied: a process died while it loaded the model.
     """
     with_stream = (replace(unit, stream=stream()) if STDIN in unit.files else unit for unit in units)
-    results = in_order(_Opener(opened, reading), with_stream, min(jobs, len(units)))
-    for unit, result in zip(units, results, strict=True):
-        if isinstance(result, WorkerDied):
-            yield unit, Made(failed=dict.fromkeys(unit.files, str(result)))
-        else:
-            yield unit, result
+    with closing(in_order(_Opener(opened, reading), with_stream, min(jobs, len(units)))) as results:
+        for unit, result in zip(units, results, strict=True):
+            if isinstance(result, WorkerDied):
+                died = {name: f"{name}: {result}" for name in unit.files}
+                yield unit, Made(failed=died)
+            else:
+                yield unit, result
 
 
 @dataclass(frozen=True)
