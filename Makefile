@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := speech,synth,viz
-.PHONY: demo test test-all matrix cluster-check fuzz check bench soak peers results dist wheel-check docs clean
+.PHONY: demo test test-all processors matrix cluster-check fuzz fuzz-runs check bench soak peers results dist wheel-check docs clean
 
 # torch goes in alone and first, so that nothing else may choose another build of it.
 .venv/installed: pyproject.toml constraints.txt
@@ -21,16 +21,25 @@ demo: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/pytest -n 2
 
-# With the long campaigns too; an hour and more.
+# With the long campaigns too, and the tests that compute as on other processors; hours.
 test-all: .venv/installed-dev
 	$(BIN)/pytest -n 2 -m "not gpu and not cluster"
+	$(BIN)/python tests/processors/campaign.py
+
+# The tests that compute with the instructions of other processors and with 1, 2 and 4 threads; an hour and more.
+processors: .venv/installed-dev
+	$(BIN)/python tests/processors/campaign.py
 
 # The tests of the core on other versions of Python and PyTorch, each in an environment of its own; several GB.
 matrix:
 	$(PYTHON) tests/packaging/matrix.py
 
 # Runs under a real Slurm of four nodes on this host, and figures in results/bench; as root, with Slurm and munge installed.
-cluster-check: .venv/installed-dev
+cluster-# 100,000 simulated runs of random strategies with random faults; it goes on where it ended.
+fuzz-runs: .venv/installed-dev
+	$(BIN)/python benchmarks/fuzz_runs.py
+
+check: .venv/installed-dev
 	$(BIN)/pytest -v -m cluster -rs tests/cluster
 
 # 600 hostile cases for every reader; make fuzz FIRST=600 goes on where that ended.
@@ -44,7 +53,7 @@ check: .venv/installed-dev
 	$(BIN)/mypy
 
 bench: .venv/installed-dev
-	@for script in $(filter-out $(addprefix benchmarks/,adaptation_speed.py device_gradients.py folds.py sequence_step.py export_agreement.py word_times.py measure.py results.py namespaces.py paced.py equal_samples.py natural_gradient_samples.py noise_perturbation.py graph_memory.py kills.py learning_curves.py pronunciations.py soak.py trouble.py studies.py studies_cells.py studies_page.py studies_pictures.py two_processes.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+	@for script in $(filter-out $(addprefix benchmarks/,adaptation_speed.py device_gradients.py folds.py fuzz_cases.py fuzz_oracle.py fuzz_processes.py fuzz_runs.py sequence_step.py export_agreement.py word_times.py measure.py results.py namespaces.py paced.py equal_samples.py natural_gradient_samples.py noise_perturbation.py graph_memory.py kills.py learning_curves.py pronunciations.py soak.py trouble.py studies.py studies_cells.py studies_page.py studies_pictures.py two_processes.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
 # An hour of faults; as root on hosts of their own (network namespaces), else kills and stops only.
 soak: .venv/installed-dev

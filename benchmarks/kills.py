@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from measure import bar, close
+from murmur.core.whole_files import FinishedLines
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
@@ -361,7 +362,7 @@ def lacks(folder: Path) -> list[str]:
     """Missing parts of a run that ended with status 0."""
     out = folder / "out"
     missing = [name for name in training.WHOLE if not (out / name).is_file()]
-    records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()] if not missing else []
+    records = [json.loads(line) for line in FinishedLines(out / "records.jsonl")] if not missing else []
     ends = [record["minibatches"] for record in records if record["kind"] == "evaluation"]
     if not missing and (not ends or ends[-1] != MINIBATCHES):
         missing.append("records up to the budget")
@@ -435,7 +436,7 @@ def campaign(runs: int, out: Path, seed: int, spawn: bool) -> list[dict[str, Any
     """Perform all runs that are not done yet; return the lines of all."""
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "kills.jsonl"
-    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    rows = [json.loads(line) for line in FinishedLines(kept)] if kept.exists() else []
     done = {row["number"] for row in rows}
     for number in (n for n in range(runs) if n not in done):
         plan = Plan.drawn(seed, number)

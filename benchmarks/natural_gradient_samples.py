@@ -22,6 +22,7 @@ import torch
 import typer
 
 from measure import bar, close
+from murmur.core.whole_files import FinishedLines
 from murmur.core.world import Seat
 from murmur.engine.experiment import Experiment, describe
 from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
@@ -64,7 +65,7 @@ def changed(value: Any) -> Any:
 def run(experiment: Experiment, recipe: str, name: str) -> Curve:
     """Train, or find the row of an earlier run; a run that diverges has a curve without points."""
     digest = key(experiment)
-    rows = [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+    rows = [json.loads(line) for line in FinishedLines(KEPT)] if KEPT.exists() else []
     for row in rows:
         if row["digest"] == digest:
             return [(samples, loss) for samples, loss in row["curve"]]

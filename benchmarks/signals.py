@@ -37,6 +37,7 @@ import murmur.run.training  # noqa: F401
 from measure import bar, close
 from murmur.__main__ import main as program
 from murmur.core.stop_signals import STOPPED_STATUS
+from murmur.core.whole_files import FinishedLines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from plateaus import make_experiment
@@ -336,7 +337,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES])
     parser.add_argument("--work", type=Path, default=Path("runs/signals"))
     asked = parser.parse_args()
-    rows = [json.loads(line) for line in asked.rows.read_text().splitlines()] if asked.rows.exists() else []
+    rows = [json.loads(line) for line in FinishedLines(asked.rows)] if asked.rows.exists() else []
     known = {(row["case"], row["trial"]) for row in rows}
     bench = Bench(asked.work.resolve())
     bench.prepared()

@@ -18,7 +18,9 @@ from typing import Annotated, Any
 import typer
 
 from measure import bar, close
+from murmur.core.whole_files import FinishedLines
 from murmur.studies.comparison.intervals import difference, errors_of
+from murmur.studies.comparison.runs import recognised
 
 MEASURED = ("task.front.input=NetworkInput()", "task.decoding.network.scales=(0.1,0.12,0.14,0.165)")  # of that time
 STRATEGY = "ADPSGD()"
@@ -31,14 +33,13 @@ def compared(corpus: Path, cache: Path, out: Path) -> dict[int, dict[str, Any]]:
     asked = ["librispeech", "--strategies", STRATEGY, "--learners", "1,2", "--threads", "1", "--out", str(out)]
     command = [sys.executable, "-m", "murmur", "compare", *asked, *(x for s in settings for x in ("--set", s))]
     subprocess.run(command, check=True)
-    cells = map(json.loads, (out / "cells.jsonl").read_text().splitlines())
+    cells = map(json.loads, FinishedLines(out / "cells.jsonl"))
     return {cell["learners"]: cell for cell in cells if cell["status"] == "finished"}
 
 
 def word_errors(out: Path, cell: dict[str, Any]) -> dict[int, Any]:
     """Return the errors by utterance of a cell's run, by seed."""
-    lines = (out / "runs" / cell["name"] / "recognised.jsonl").read_text().splitlines()
-    return {cell["seed"]: errors_of([json.loads(line) for line in lines])[0]}
+    return {cell["seed"]: errors_of(recognised(out / "runs" / cell["name"]))[0]}
 
 
 def main(

@@ -20,6 +20,8 @@ from typer.main import get_command
 
 from murmur.__main__ import main  # noqa: F401 - the entry point of programs that an earlier version has installed
 from murmur.core.errors import nearest, user_message
+from murmur.core.printable import say
+from murmur.core.standard_streams import OutputError
 from murmur.execution.told_once import told_once
 
 COMMANDS: Mapping[str, str] = {
@@ -91,6 +93,8 @@ class Commands(TyperGroup):
         """Run a command; turn a user error into one line and status 1."""
         try:
             return super().invoke(ctx)
+        except OutputError:
+            raise  # what cannot be written is dropped by the entry point
         except Exception as error:
             message = user_message(error)
             if message is None or ctx.params.get("traceback"):
@@ -104,7 +108,7 @@ def _telling_once(callback: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(callback)
     def call(*args: Any, **options: Any) -> Any:
-        with told_once(lambda text: typer.echo(f"murmur: {text}", err=True)):
+        with told_once(lambda text: say(f"murmur: {text}", err=True)):
             return callback(*args, **options)
 
     return call

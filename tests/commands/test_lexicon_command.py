@@ -51,7 +51,8 @@ def test_transcripts_with_a_base_in_lower_case(data: Path, tmp_path: Path) -> No
     assert "4 words, 6 pronunciations" in said
     assert "3 seen" in said
     assert "1 guessed by espeak-ng" in said
-    assert "2 refused, 28.57 % of the running words" in said  # 2 of 7
+    assert "2 of 6 words are left out: 7: " in said
+    assert "28.57 % of the running words are left out, see refused.tsv" in said  # 2 of 7
     refused = (tmp_path / "out" / "refused.tsv").read_text(encoding="utf-8")
     assert refused.startswith("word\twhy\n7\t'7' holds the digit '7'")
 
@@ -168,4 +169,4 @@ def test_refused_words_count_in_any_unicode_form(tmp_path: Path) -> None:
         (tmp_path / "text").write_text(unicodedata.normalize(form, "the caf\u00e9 the caf\u00e9\n"), encoding="utf-8")
         code, said = run(tmp_path / "text", "--base", tmp_path / "cmudict.dict", "--out", tmp_path / form)
         assert code == 0, said
-        assert "1 refused, 50.00 % of the running words" in said
+        assert "1 of 2 words is left out: caf\u00e9: not in the lexicon\n  50.00 % of the running words" in said

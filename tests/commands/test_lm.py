@@ -92,6 +92,14 @@ def test_out_may_be_a_fifo_or_a_link(text: Path, tmp_path: Path, kind: str) -> N
     assert (got[0] if kind == "fifo" else (tmp_path / "far").read_bytes()) == (tmp_path / "file").read_bytes()
 
 
+def test_words_outside_of_a_vocabulary_are_named(text: Path, tmp_path: Path) -> None:
+    text.write_text("a b\na c d e\n")
+    (tmp_path / "words").write_text("a\n")
+    code, said = run("train", text, "--order", 1, "--vocabulary", tmp_path / "words", "--out", tmp_path / "lm.arpa")
+    assert code == 0, said
+    assert f"4 words are left out: b, c, d and 1 more: not in {tmp_path / 'words'}\n" in said
+
+
 def test_transcripts_of_a_data_directory_and_vocabularies(tmp_path: Path) -> None:
     write_table(tmp_path / "data" / "text", {f"u{n:03}": s for n, s in enumerate(SENTENCES)})
     (tmp_path / "lexicon.txt").write_text("A EY\nx EH K S\none W AH N\n")
@@ -158,7 +166,7 @@ def test_mistakes(words: list[str], says: str, text: Path, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     Path("empty").write_text("\n\n")
     Path("latin1").write_bytes(b"a\xe4")
-    Path("damaged.gz").write_bytes(text.read_bytes()[:40])
+    Path("damaged.gz").write_bytes(gzip.compress(text.read_bytes())[:40])
     Path("data").mkdir()
     Path("data/text").write_text("u1 a b\n")
     Path("words").write_text("a\n")

@@ -173,7 +173,7 @@ def test_recordings_of_ones_own(tmp_path: Path) -> None:
     assert "test: 1 of 2 utterances cannot be used" in said
     assert "a.txt is missing beside it" in said
     (root / "test/speaker 11/a.txt").write_bytes("Grüße".encode("latin-1"))
-    assert "a.txt): it is not UTF-8" in run("own", "--from", root, "--out", tmp_path / "set")[1]
+    assert "a.txt): it is not UTF-8 (byte 2) in line 1" in run("own", "--from", root, "--out", tmp_path / "set")[1]
     (root / "test/speaker 11/a.flac").rename(root / "test/speaker 11/z.flac")
     (root / "test/speaker 11/a.txt").write_text("a")
     assert "a.txt): there is no recording beside it" in run("own", "--from", root, "--out", tmp_path / "set")[1]
@@ -252,7 +252,8 @@ def test_equal_names_of_other_bytes_are_refused(tmp_path: Path) -> None:
         (root / "train/anna" / f"{take}.txt").write_text("yes")
     code, said = run("own", "--from", root, "--out", tmp_path / "set")
     assert code == 1
-    assert "utterance 'anna-Zo\u00eb' appears twice" in said
+    assert "Zoe\u0308.flac and " in said
+    assert "Zo\u00eb.flac would both be utterance 'anna-Zo\u00eb'" in said
 
 
 def test_the_next_commands_make_what_the_recipe_needs(tmp_path: Path) -> None:
@@ -298,9 +299,12 @@ def test_own_recordings_are_checked_as_training_does(tmp_path: Path) -> None:
     assert f"s00/0.wav): it has {3 * rate} Hz, most recordings have {rate} Hz: resample it" in said
     assert "s01/0.wav has 2 channels and none is chosen: extract the one that holds the speech" in said
     assert "s02/0.wav): its 0.001 s are shorter than one analysis window of 0.025 s" in said
-    assert "s03/0.wav is shorter than its header says" in said
-    assert "s04/0.flac cannot be read" in said
-    assert len(json.loads((tmp_path / "my set/manifest.json").read_text())["splits"]["train"]["skipped"]) == 5
+    assert "data/train: 5 of 500 utterances are left out: s00-0 (" in said
+    assert "; and 2 more\n" in said
+    skipped = json.loads((tmp_path / "my set/manifest.json").read_text())["splits"]["train"]["skipped"]
+    assert "s03/0.wav is shorter than its header says" in skipped[3]["what"]
+    assert "s04/0.flac cannot be read" in skipped[4]["what"]
+    assert len(skipped) == 5
     assert "data/test holds 50 words: a single error is 2.0 % of them" in said
     assert f"all recordings have {rate} Hz and one channel" in said
     assert "licence: that of your recordings" in said
@@ -336,7 +340,8 @@ def test_missing_and_damaged_recordings_are_named(tmp_path: Path) -> None:
     gone.unlink()
     code, said = run("mini-librispeech", "--from", root, "--out", tmp_path / "set")
     assert code == 0, said
-    assert f"skipped 100-2000-0007 ({gone.parent}/100-2000.trans.txt): its recording {gone} is missing" in said
+    why = f"100-2000-0007 ({gone.parent}/100-2000.trans.txt): its recording {gone} is missing"
+    assert f"data/train: 1 of 120 utterances is left out: {why}\n" in said
     for n in range(20, 30):
         (gone.parent / f"100-2000-00{n}.flac").unlink()
     code, said = run("mini-librispeech", "--from", root, "--out", tmp_path / "set2")
@@ -615,3 +620,14 @@ def test_a_manifest_from_elsewhere_says_nothing(tmp_path: Path) -> None:
     for content in ("[]", "{", '{"finished": 0}', '{"finished": true}'):
         (out / "manifest.json").write_text(content)
         sets.check_parts(out)
+
+
+def test_recordings_beside_the_splits_are_told(tmp_path: Path) -> None:
+    for split, speakers in (("train", 8), ("test", 1), ("valid", 1), ("other", 2)):
+        own_recordings(tmp_path / "rec" / split, speakers)
+    code, said = run("own", "--from", tmp_path / "rec", "--out", tmp_path / "set")
+    assert code == 0, said
+    assert f"{tmp_path}/set/data/dev: 2 utterances, 1 speakers" in said
+    named = "other/s00/0.wav, other/s00/1.wav, other/s01/0.wav and 1 more"
+    assert f"4 recordings are left out: {named}: outside of the folders train, valid, test\n" in said
+    assert len(json.loads((tmp_path / "set/manifest.json").read_text())["outside"]) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 from pathlib import Path
 
 import pytest
@@ -172,14 +173,33 @@ def test_mistakes(data: Path) -> None:
     assert "one or two files of hypotheses can be scored, got 3" in said
 
 
-def test_compressed_files_are_called_that(data: Path) -> None:
-    packed = gzip.compress((data / "first").read_bytes())
-    for name in ("first.gz", "first.packed"):
-        (data / name).write_bytes(packed)
-        told = f"murmur: {data / name} is compressed (gzip): unpack it, e.g. with gunzip\n"
-        assert run(data / "text", data / name) == (1, told)
-        (data / "ref.stm").write_text("f A s1 0 5 yes\n")
-        assert run(data / "ref.stm", data / name) == (1, told)
+def test_recordings_without_a_word_are_named(data: Path) -> None:
+    (data / "ref.stm").write_text("".join(f"f{n} A s1 0 5 yes\n" for n in range(5)))
+    (data / "hyp.ctm").write_text("F0 A 1 0.1 yes\n")
+    code, said = run(data / "ref.stm", data / "hyp.ctm")
+    assert code == 0
+    assert f"{data / 'hyp.ctm'} has no word of 4 of 5 recordings: f1 a, f2 a, f3 a and 1 more\n" in said
+    assert "%WER 80.00 [ 4 / 5, 0 ins, 4 del, 0 sub ]" in said
+
+
+def test_a_third_column_of_speakers_is_refused(data: Path) -> None:
+    (data / "speakers").write_text("s1-1 s1 a\n")
+    code, said = run(data / "text", data / "first", "--speakers", data / "speakers")
+    assert (code, "speakers:1: 's1-1' has 3 columns, not two: write UTTERANCE SPEAKER" in said) == (1, True)
+
+
+def test_gzip_is_read_whatever_the_name_and_other_formats_are_called_that(data: Path) -> None:
+    plain = (data / "first").read_bytes()
+    (data / "ref.stm").write_text("f A s1 0 5 yes\n")
+    (data / "hyp.ctm").write_bytes(gzip.compress(b"f A 1 0.1 yes\n"))
+    assert "%WER 0.00 [ 0 / 1," in run(data / "ref.stm", data / "hyp.ctm")[1]
+    for name, content in (("first.gz", gzip.compress(plain)), ("packed", gzip.compress(plain)), ("plain.gz", plain)):
+        (data / name).write_bytes(content)
+        assert run(data / "text", data / name) == run(data / "text", data / "first")
+    (data / "first.xz").write_bytes(lzma.compress(plain))
+    told = f"murmur: {data / 'first.xz'} is compressed (xz): unpack it, e.g. with unxz\n"
+    for reference in (data / "text", data / "ref.stm"):
+        assert run(reference, data / "first.xz") == (1, told)
 
 
 def test_a_negative_seed_is_named(data: Path) -> None:

@@ -69,13 +69,15 @@ def test_what_counts_as_diverging() -> None:
     assert not worse.diverges(heldout=1.1, lowest=1.0)
 
 
-def test_a_full_disk_names_file_bytes_and_remedy() -> None:
+def test_a_full_disk_names_file_bytes_and_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no /dev/full")
     record = Record("step", 0, 1, 1, 1.0, 1.0, 1.0, 1.0)
-    with pytest.raises(OSError, match=r"/dev/full \(\d+ bytes\) cannot be written: the disk is full: make room"):
-        JsonLines(full)(record)
+    monkeypatch.setattr("murmur.engine.record.open_plain", os.open)  # a device is refused in the place of records
+    (tmp_path / "records.jsonl").symlink_to(full)
+    with pytest.raises(OSError, match=r"/records.jsonl \(\d+ bytes\) cannot be written: the disk is full: make room"):
+        JsonLines(tmp_path / "records.jsonl")(record)
 
 
 def test_a_read_only_folder_is_not_called_a_full_disk() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.core.counted import counted, left_out, named
+from murmur.core.counted import counted, named
 
 SOURCE = Path(__file__).parents[2] / "src" / "murmur"
 NOUNS = "utterance|recording|speaker|file|learner|word|sentence|process|minibatch|record|line|segment|host"
@@ -38,15 +38,6 @@ def test_three_names_are_told() -> None:
     assert named(["a", "b", "c"]) == "a, b, c"
     assert named(["a", "b", "c", "d"]) == "a, b, c, ..."
     assert named([]) == ""
-
-
-def test_what_is_left_out_has_count_reason_and_names() -> None:
-    assert left_out({"a": "no features"}) == "1 utterance is left out (no features): a"
-    assert left_out({"a": "no features"}, 7) == "1 of 7 utterances is left out (no features): a"
-    four = dict.fromkeys("abcd", "too short")
-    assert left_out(four, noun="word") == "4 words are left out (too short): a, b, c, ..."
-    mixed = {"a": "no text", "b": "too short", "c": "too short"}
-    assert left_out(mixed) == "3 utterances are left out (too short: 2; no text: 1): a, b, c"
 
 
 def test_no_message_has_a_plural_behind_a_number_that_may_be_one() -> None:

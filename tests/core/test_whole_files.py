@@ -7,10 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_write
-from murmur.core.whole_files import in_place_of
+from murmur.core.whole_files import FinishedLines, in_place_of
 
 
 def write(path: Path, text: str) -> None:
@@ -74,3 +76,16 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
     with pytest.raises(SettingError, match="you may not write to it"):
         file_to_write(tmp_path / "fifo", "--out")
+
+
+@given(text=st.text("ab\n\r\x85\u2028\0").map(str.encode), cut=st.integers(0, 40))
+def test_lines_are_finished_by_their_line_feed_alone(text: bytes, cut: int, tmp_path_factory) -> None:
+    path = tmp_path_factory.mktemp("lines") / "records"
+    path.write_bytes(text[:cut])
+    lines = FinishedLines(path)
+    for _ in range(2):  # the file may be read again
+        assert b"".join(line + b"\n" for line in lines) + lines.rest == text[:cut]
+        assert b"\n" not in lines.rest
+    path.write_bytes(text + b"\n")
+    assert list(lines) == (text + b"\n").split(b"\n")[:-1]
+    assert lines.rest == b""

@@ -12,6 +12,7 @@ from torch import Tensor
 from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout
 from murmur.core.group import Group, PeerLost
+from murmur.core.source import Computed
 from murmur.core.world import Seat
 from murmur.elastic.elastic_group import ElasticGroup
 from murmur.elastic.rendezvous import LeftBehind, Named
@@ -26,7 +27,7 @@ LOST = 3
 def test_a_result_is_broadcast_and_not_computed_twice(ended: set[int]) -> None:
     """The first collective ends for some before a learner is lost; the remaining learners hold the second."""
 
-    async def program(seat: Seat) -> tuple[list[float], list[float], int]:
+    async def program(seat: Seat) -> tuple[list[float], list[float], int, int, Computed]:
         rank = seat.group.rank
         if rank == LOST:
             await seat.group.recv(0, "until it is killed")
@@ -42,7 +43,9 @@ def test_a_result_is_broadcast_and_not_computed_twice(ended: set[int]) -> None:
                 await seat.sleep(1.0)  # until after the loss
                 if not whole:
                     raise PeerLost(f"learner {LOST} is lost")
+                left._said = {r: Computed(1 + r, 10**r) for r in range(4)}
                 return torch.full((2,), 40.0)
+            left._said = {r: Computed(1 + r, 10**r) for r in range(3)}
             return await group.start_sum(torch.ones(2))
 
         def first(group: Group) -> Awaitable[Tensor]:
@@ -51,13 +54,17 @@ def test_a_result_is_broadcast_and_not_computed_twice(ended: set[int]) -> None:
         def second(group: Group) -> Awaitable[Tensor]:
             return held("second", False, group)
 
-        found = [await left._hold(act, torch.zeros(2)) for act in (first, second)]
-        assert left.live == (0, 1, 2)
-        return found[0].tolist(), found[1].tolist(), tried["first"]
+        found = await left._hold(first, torch.zeros(2), ends_round=True)
+        regrouped, computed = left.regrouped, left.computed
+        again = await left._hold(second, torch.zeros(2))
+        assert (left.live, left.regrouped, left.computed) == ((0, 1, 2), 1, computed)
+        return found.tolist(), again.tolist(), tried["first"], regrouped, computed
 
     survivors = VirtualWorld(Cluster(learners=4, faults=(Kill(LOST, 0.5),), lease_seconds=1.0)).run(program)
     expected = [40.0, 40.0] if ended else [3.0, 3.0]
-    for rank, (handed, summed, times) in enumerate(survivors):
+    for rank, (handed, summed, times, regrouped, computed) in enumerate(survivors):
+        assert regrouped == (0 if ended else 1)  # the same for all, although some have formed the new group already
+        assert computed == (Computed(10, 1111) if ended else Computed(6, 111))  # with the lost one, or it is done again
         assert handed == expected
         assert summed == [3.0, 3.0]
         assert times == (1 if ended or rank in ended else 2)
@@ -77,7 +84,8 @@ def test_the_last_learner_goes_on_alone_unless_others_do(others: dict[int, int])
 
         group._rendezvous.request_to_join = named  # type: ignore[method-assign]
         await group._go_on_alone()
-        return group.regrouped, group.live, (await group.start_sum(torch.ones(2))).tolist()
+        total = (await group.start_sum(torch.ones(2))).tolist()
+        return group.regrouped, group.live, total
 
     world = VirtualWorld(Cluster(learners=2))
     if others:

@@ -6,8 +6,9 @@ import torch
 
 from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout
+from murmur.core.source import Computed
 from murmur.core.world import Seat
-from murmur.elastic.state_transfer import LearnerState, transfer_state
+from murmur.elastic.state_transfer import LOST, LearnerState, transfer_state
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -23,7 +24,9 @@ def state(rank: int) -> LearnerState:
     kept = {} if rank == ENTERING else outer
     buffers = Layout([torch.full((2,), 40.0 + rank)])
     assignment = ASSIGNMENT if rank == ROOT else Assignment((0, 1))
-    return LearnerState(5 + rank, 7 + rank, 2, assignment, torch.full((4,), float(rank)), kept, buffers)
+    return LearnerState(
+        5 + rank, 7 + rank, 2, {LOST: Computed(rank, -rank)}, assignment, torch.full((4,), float(rank)), kept, buffers
+    )
 
 
 async def transferred(seat: Seat) -> tuple[LearnerState, LearnerState]:
@@ -37,6 +40,7 @@ def test_a_learner_that_enters_takes_over_the_state_of_the_root() -> None:
         assert after is before
     root, entered = results[ROOT][0], results[ENTERING][1]
     assert (entered.steps, entered.completed, entered.size) == (root.steps, root.completed, root.size)
+    assert entered.computed == {LOST: Computed(ROOT, -ROOT)}
     assert entered.assignment == ASSIGNMENT
     assert torch.equal(entered.weights, root.weights)
     assert set(entered.outer) == set(root.outer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -44,6 +45,42 @@ class TakesTheNext:
             me.descend((await me.compute(8 if n == 7 else n, None)).g)
 
 
+@dataclass(frozen=True)
+class Forgets:
+    """Averages in rounds, without the minibatch after the round in which a learner was lost."""
+
+    lock_step: ClassVar[bool] = True
+    tolerates_loss: ClassVar[bool] = True
+    twice: bool = False
+
+    async def __call__(self, me: Learner) -> None:
+        live = len(me.group.live)
+        while me.training:
+            async for g in me.gradients(at_most=2):
+                me.descend(g)
+            me.weights.set_(await me.group.mean(me.weights.snapshot(), me.fresh_samples))
+            if len(me.group.live) < live:
+                live, assignment = len(me.group.live), me.source.assignment
+                done, shift = assignment.reached(me.steps), -1 if self.twice else 1
+                me.source.assignment = assignment.anew(me.steps, done + shift, me.group.live)
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """Without lock-step and without claims: each learner takes the minibatches of its turns."""
+
+    lock_step: ClassVar[bool] = False
+
+    async def __call__(self, me: Learner) -> None:
+        answers = me.spawn(me.answer(), "answers")
+        while (n := me.source.next_index(me.steps)) is not None:
+            me.steps += 1
+            me.descend((await me.compute(n, None)).g)
+        me.averager.done()
+        await answers
+        me.weights.set_(await me.consensus())
+
+
 WORLDS = [pytest.param(lambda: VirtualWorld(3), id="virtual"), pytest.param(lambda: ThreadWorld(3), id="threads")]
 
 
@@ -73,6 +110,21 @@ def test_what_is_computed_again_after_a_loss_is_no_error(strategy: Strategy) -> 
 def test_a_learner_that_is_lost_from_lock_step_is_no_error() -> None:
     cluster = Cluster(4, ConstantSeconds(0.1), faults=(Kill(2, 0.75),), lease_seconds=0.3)
     fit(experiment(KAVG(3), 90), VirtualWorld(cluster))
+
+
+@pytest.mark.parametrize(
+    ("twice", "said"), [(False, r"88 minibatches .* 90 left|89 minibatches .* 90 left"), (True, "91 minibatches .* 90")]
+)
+def test_minibatches_are_counted_after_a_loss_in_lock_step(twice: bool, said: str) -> None:
+    cluster = Cluster(4, ConstantSeconds(0.1), faults=(Kill(2, 0.75),), lease_seconds=0.3)
+    with pytest.raises(IncompleteRun, match=said):
+        fit(experiment(Forgets(twice), 90), VirtualWorld(cluster))
+
+
+def test_minibatches_are_counted_after_a_loss_without_claims() -> None:
+    cluster = Cluster(3, ConstantSeconds(0.1), faults=(Kill(2, 0.75),), lease_seconds=0.3)
+    with pytest.raises(IncompleteRun, match=r"\d+ of 60 minibatches were not computed: a learner was lost"):
+        fit(experiment(Assigned(), 60), VirtualWorld(cluster))
 
 
 @given(

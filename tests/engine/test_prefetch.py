@@ -198,7 +198,7 @@ def test_records_say_how_long_each_step_waited_for_data(tmp_path: Path) -> None:
         assert all(step["compute_seconds"] >= 0.03 for step in steps)
     assert min(waited[0]) >= 0.02
     assert waited[2][0] >= 0.02  # the first cannot be foreseen
-    assert sorted(waited[2][1:])[5] < 0.01
+    assert sorted(waited[2][1:])[5] < min(waited[0])
 
 
 def test_asynchronous_learners_draw_every_minibatch(tmp_path: Path) -> None:
@@ -229,8 +229,7 @@ def test_shares_are_prepared_ahead(tmp_path: Path) -> None:
     experiment = Experiment(Slow(samples=4), OwnShares(), Budget(minibatches=12))
     Trainer(experiment, ThreadWorld(1), tmp_path).fit()
     waited = sorted(step["data_seconds"] for step in steps_in(tmp_path))
-    assert waited[6] < 0.01
-    assert waited[-1] >= 0.02  # the first
+    assert waited[6] < 0.02 <= waited[-1]  # a minibatch takes 20 ms to make; the first cannot be foreseen
 
 
 @pytest.mark.gpu

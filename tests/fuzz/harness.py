@@ -14,6 +14,9 @@ from random import Random
 from types import FrameType
 
 from fuzz.mutation import Mutator
+from fuzz.odd import NoFile, odd
+from murmur.core.errors import user_message
+from murmur.core.printable import OBEYED
 
 DEADLINE_SECONDS = 20.0  # of processor time, for files of a few kilobytes
 MEMORY_BYTES = 1 << 30  # beyond what the process has when it begins
@@ -35,6 +38,8 @@ class Target:
             changes the files in place.
         errors: types that it may raise.
         says_where: an error must name a file of the folder.
+        odd: the files get odd kinds of content (`fuzz.odd`) in place of plain mutations.
+        plants: other things than files too, as for a reader of a run's folder.
     """
 
     make: Callable[[Path], None]
@@ -42,6 +47,8 @@ class Target:
     settle: Callable[[Files], None] | None = None
     errors: tuple[type[Exception], ...] = (ValueError, OSError)
     says_where: bool = True
+    odd: bool = False
+    plants: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,11 @@ def mutant(target: Target, valid: Mapping[str, bytes], seed: int) -> Files:
     """Case `seed`: one to three files of a valid set mutated, one of them perhaps missing."""
     random = Random(seed)
     change, files = Mutator(random), dict(valid)
+    if target.odd:
+        odd(random, files, target.plants)
+        if target.settle is not None and random.random() < 0.7:
+            target.settle(files)
+        return files
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         name = change.some(sorted(files))
         if random.random() < 0.04 and len(files) > 1:
@@ -87,7 +99,10 @@ def write(files: Mapping[str, bytes], folder: Path) -> None:
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        if isinstance(data, NoFile):
+            data.plant(path)
+        else:
+            path.write_bytes(data)
 
 
 def judge(target: Target, files: Mapping[str, bytes]) -> Verdict:
@@ -120,6 +135,8 @@ def _refused(target: Target, error: Exception, files: Mapping[str, bytes], folde
     known = [str(folder), *(Path(name).name for name in files)]
     if target.says_where and not any(name in str(error) for name in known):
         return Verdict("fault", f"does not say where: {said}{_where(error)}")
+    if OBEYED.search(user_message(error) or ""):
+        return Verdict("fault", f"is not printable: {said!r}{_where(error)}")
     if not str(error).strip():
         return Verdict("fault", f"says nothing: {said}{_where(error)}")
     return Verdict("refused", said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 from collections.abc import Callable
@@ -12,25 +13,45 @@ from threading import Condition
 
 import numpy as np
 import torch
+from rich.console import Console
 from torch import nn
 
 from frames import sealed
 from fuzz.harness import Files, Target
 from murmur.core.errors import DamagedCheckpoint
 from murmur.core.flat import Layout
+from murmur.core.plain_files import making_sense, read_plain
+from murmur.core.printable import OBEYED
+from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import Checkpoints, layout_of, read_pair, write_pair
+from murmur.engine.checkpoints.cut import cut_of
+from murmur.engine.checkpoints.position import Position
+from murmur.engine.checkpoints.resume import check_resumable, write_position
+from murmur.engine.experiment import Experiment
+from murmur.engine.optim.optimizer import SGD
+from murmur.engine.scaling import Fixed
+from murmur.engine.trainer import Trainer
 from murmur.recipes import toy
+from murmur.report.frame import frame
 from murmur.report.page import page
 from murmur.report.read import read_run
+from murmur.report.watched import Watched
 from murmur.run.configuration import configure, typed
+from murmur.run.folder.contents import told
+from murmur.run.folder.lock import LOCK, holder_of
+from murmur.run.folder.opened import opened
+from murmur.run.folder.state import state_of, take_reason, write_reason
 from murmur.run.request import RunRequest
 from murmur.run.saved_model import choose, find_model, read_into
 from murmur.simulation.parse import compute_times, faults_of, kind_of
+from murmur.simulation.run import behind
+from murmur.strategies import ADPSGD
 from murmur.worlds.process.membership.server import MembershipServer
 from murmur.worlds.process.store.server import StoreServer
 from murmur.worlds.process.transport.messages import from_block, receive
 from murmur.worlds.process.transport.wire_format import PREFIX, REQUEST, MessageHead, encode_head, receive_frame
 from murmur.worlds.virtual.cluster import RecordedSeconds
+from murmur.worlds.virtual.world import VirtualWorld
 
 DIGEST = "0" * 16
 
@@ -118,6 +139,45 @@ def _read_records(folder: Path) -> None:
     run = read_run(folder)
     _ = run.learners, run.simulated, run.headline, run.heldout
     page([run], {})
+
+
+def _experiment(minibatches: int) -> Experiment:
+    task = toy.ToyTask(samples=2, hidden=2, per_epoch=4)
+    return Experiment(task, ADPSGD(), Budget(minibatches=minibatches), SGD(0.1), scaling=Fixed())
+
+
+def _write_run(folder: Path) -> None:
+    Trainer(_experiment(8), VirtualWorld(2), folder, resume=False).fit()
+    for name in ("learner-0", "learner-1"):
+        stem = folder / "checkpoints" / "0000000008" / name
+        assert stem.with_suffix(".json").is_file()
+    with opened(folder, "toy", resume=True, force=False) as run:
+        run.begin()
+        run.end(0)
+    write_reason(folder, "because")
+    write_position(folder, Position(4, {4: 5}), 0)
+    facts = {"source": "toy", "learners": 2, "started": "2026", "digest": "d", "experiment": {"strategy": "ADPSGD"}}
+    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "score.json").write_text(json.dumps({"model": {"name": "best"}, "lines": ["wer 3"], "test": {"wer": 3}}))
+
+
+def _read_run(folder: Path) -> None:
+    _ = state_of(folder), told(folder), holder_of(folder / LOCK), take_reason(folder)
+    watched = Watched(folder, lambda: 0.0)
+    watched.look()
+    with Console(file=io.StringIO()).capture() as shown:
+        frame(watched)
+    assert not OBEYED.search(shown.get())
+    if (folder / "checkpoints" / "began.json").exists():
+        with making_sense(folder / "checkpoints" / "began.json", "x"):
+            Position.read(json.loads(read_plain(folder / "checkpoints" / "began.json")))
+    behind(folder)
+    scaled = _experiment(12).scaled(2, cut_of(folder))
+    with opened(folder, "toy", resume=True, force=False) as run:
+        check_resumable(folder, scaled, scaled.task.model())
+        run.begin()
+        Trainer(_experiment(12), VirtualWorld(2), folder, resume=True).fit()
+        run.end(0)
 
 
 def _write_request(folder: Path) -> None:
@@ -297,9 +357,10 @@ def _read_messages(folder: Path) -> None:
 
 DAMAGE = (ValueError, OSError, DamagedCheckpoint)
 TARGETS = {
-    "checkpoints": Target(_write_checkpoints, _read_checkpoints, _sign, DAMAGE),
-    "models": Target(_write_models, _read_models, _sign, DAMAGE),
-    "records": Target(_write_records, _read_records),
+    "checkpoints": Target(_write_checkpoints, _read_checkpoints, _sign, DAMAGE, plants=True),
+    "models": Target(_write_models, _read_models, _sign, DAMAGE, plants=True),
+    "records": Target(_write_records, _read_records, plants=True),
+    "runs": Target(_write_run, _read_run, _sign, DAMAGE, plants=True),
     "requests": Target(_write_request, _read_request),
     "traces": Target(_write_trace, _read_traces),
     "settings": Target(_write_settings, _read_settings),

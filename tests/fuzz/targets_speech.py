@@ -40,6 +40,8 @@ from murmur.speech.language_model.word_numbers import WordNumbers
 from murmur.speech.lexicon.lexicon import Lang, make_lang, read_lexicon
 from murmur.speech.lexicon.lexicon_fst import decoding_lexicon, training_lexicon
 from murmur.speech.models import Lstm
+from murmur.speech.scoring.stm import read_ctm, read_stm
+from murmur.speech.scoring.word_network import align as align_words
 from murmur.tasks.acoustic_model import AcousticModel
 from murmur.tasks.ctc.graphs import CtcSources
 from murmur.tasks.hybrid.config import Search
@@ -363,7 +365,22 @@ def _read_language_model(folder: Path) -> None:
     assert PortableLanguageModel.open(folder / "description").weights > 0
 
 
+def _write_scoring(folder: Path) -> None:
+    marks = ["f A s1 0.0 2.5 <o,f0,male> going { to / @ } (uh) { { b / c } d / e }", "f A s2 2.5 3.0 wor-"]
+    (folder / "ref.stm").write_text("\n".join([';; LABEL "o" "Overall" "all"', *marks]) + "\n")
+    (folder / "hyp.ctm").write_text("f A 0.1 0.2 going 0.9\nf A 0.4 0.2 to 0.5\nf A 2.6 0.2 word 1.0\n")
+
+
+def _read_scoring(folder: Path) -> None:
+    words = read_ctm(folder / "hyp.ctm")
+    for recording, segments in read_stm(folder / "ref.stm").segments.items():
+        for segment in segments:
+            if segment.network is not None:
+                align_words(segment.network, [each.word for each in words.get(recording, ())])
+
+
 TARGETS = {
+    "scoring": _target(_write_scoring, _read_scoring),
     "audio directories": _target(_write_audio_dir, _read_dir),
     "calls": _target(_write_calls, _read_dir),
     "feature directories": _target(_write_feats_dir, _read_dir),

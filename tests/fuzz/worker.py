@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
@@ -22,6 +23,10 @@ import torch
 
 from fuzz.harness import Target, judge, limit_memory, mutant, valid_files, write
 
+ODD = (
+    *("checkpoints", "models", "records", "requests", "traces", "runs", "cuts", "lexicons", "arpa", "grammars"),
+    *("shards", "frame stores", "hmm", "graphs", "language models", "recognisers", "scoring"),
+)
 SPEECH = ("lhotse", "kaldifst", "kaldi_hmm_gmm", "kaldilm", "soundfile")
 
 
@@ -30,7 +35,8 @@ def targets() -> Mapping[str, Target]:
     modules = ["fuzz.targets_core"]
     if all(find_spec(name) for name in SPEECH):
         modules.append("fuzz.targets_speech")
-    return {name: target for module in modules for name, target in importlib.import_module(module).TARGETS.items()}
+    found = {name: target for module in modules for name, target in importlib.import_module(module).TARGETS.items()}
+    return found | {f"odd {name}": replace(found[name], odd=True) for name in ODD if name in found}
 
 
 def seeds_of(words: Sequence[str]) -> list[int]:

@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from measure import bar, close  # noqa: E402 - benchmarks are no package
+from murmur.core.whole_files import FinishedLines  # noqa: E402
 
 PACKAGES = ("strategies", "worlds", "engine", "elastic", "speech")
 TESTS_OF = {  # packages whose tests also exercise a package
@@ -225,7 +226,7 @@ def failing(checkout: Path, paths: Sequence[str], marks: str) -> str:
 
 def read(path: Path) -> dict[tuple[str, int], Mapping[str, Any]]:
     """Rows of a file, by module and number."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = FinishedLines(path) if path.exists() else []
     return {(row["path"], row["number"]): row for row in map(json.loads, lines)}
 
 

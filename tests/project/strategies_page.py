@@ -50,7 +50,7 @@ REMARKS = {  # strategy -> what the loss of a learner means for it, beside its f
     "ASGD": "the run ends without a server",
     "Downpour": "the run ends if the learner held a shard of the server",
     "EASGD": "the run ends if the learner held a shard of the centre",
-    "OwnShares": "as its inner strategy; the lost learner's minibatches wait until it is restarted",
+    "OwnShares": "as its inner strategy; those that have done their share take over what the lost learner has left",
     "SuperLearners": "the node is lost with its learner; the run ends if the strategy among nodes is lock-step",
 }
 MEANINGS = {  # fact -> its meaning
@@ -138,6 +138,21 @@ def losses() -> str:
     return table(("strategy", "effect of a lost learner", "accepts new learners (`murmur add`)"), *rows)
 
 
+def compositions() -> str:
+    """Return the table of the strategies that run another one, and of those that each refuses."""
+    outer = [name for name, made in ALL.items() if isinstance(made(), FactsOfInner)]
+    rows = [(f"`{name}`", *(_composed(ALL[wrapper], made()) for wrapper in outer)) for name, made in ALL.items()]
+    return table(("inside", *(f"`{wrapper}(...)`" for wrapper in outer)), *rows)
+
+
+def _composed(wrapper: Callable[..., Any], inner: Any) -> str:
+    try:
+        wrapper(inner)
+    except ValueError as refused:
+        return f"refused: {refused}"
+    return "runs"
+
+
 def attributes() -> str:
     """Return the table of the facts that a strategy can declare."""
     rows = [(f"`{f.name}`", MEANINGS[f.name], f"`{f.default}`") for f in fields(Facts)]
@@ -152,7 +167,7 @@ def adpsgd() -> str:
 
 PAGES = {
     README: {"strategies": overview(), "adpsgd": adpsgd()},
-    PAGE: {"facts": facts(), "losses": losses(), "attributes": attributes()},
+    PAGE: {"facts": facts(), "losses": losses(), "compositions": compositions(), "attributes": attributes()},
 }
 
 if __name__ == "__main__":

@@ -178,8 +178,8 @@ def test_speakers_of_recordings(tmp_path):
         (b"talk\n", "must be NAME SPEAKER"),
         (b"\n \n", "is empty"),
         (b"a anna\na bob\n", "names two speakers of 'a': anna and bob"),
-        ("a Zoë\n".encode("latin-1"), "is not UTF-8 text"),
+        ("a Zoë\n".encode("latin-1"), "is not UTF-8"),
     ):
         file.write_bytes(content)
-        with pytest.raises(SettingError, match=reason):
+        with pytest.raises(ValueError, match=reason):
             check_speakers(True, file, "average")

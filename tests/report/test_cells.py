@@ -67,7 +67,7 @@ def test_the_table_is_that_of_the_cells(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_comparison_is_named(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "grid")
     page = html.unescape(write_report([grid], tmp_path / "r.html").read_text())
-    assert f"{grid}/cells.jsonl: 1 damaged line left out, the first is 6" in page
+    assert f"{grid}/cells.jsonl: the last line is unfinished" in page
     assert "broken failed: status 75" in page
     assert f"{grid}/runs/gone is missing" in page
     assert f"{grid}/runs/other: cells.jsonl and records.jsonl differ in seconds" in page

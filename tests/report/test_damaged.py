@@ -62,7 +62,7 @@ def test_a_run_cut_off_in_mid_line(kept: int, tmp_path: Path) -> None:
     (run / "records.jsonl").write_bytes(text[: kept or None][: len(text) - 17])
     made = write_report([run], tmp_path / "r.html").read_text()
     sound(made)
-    assert " damaged record" in made
+    assert "records.jsonl: the last line is unfinished and left out" in made
 
 
 @pytest.mark.parametrize("learners", [0, 1])
@@ -128,6 +128,6 @@ def test_negative_counts_are_no_records(name: str, tmp_path: Path) -> None:
     rows[0][name] = -1
     folder = write_run(tmp_path / "run", rows[:1], 2)
     run = read_run(folder)
-    assert "1 damaged record left out, line 1 " in run.problems[0]
+    assert "1 damaged line left out, the first is line 1" in run.problems[0]
     write_report([folder], tmp_path / "page.html")
     sound((tmp_path / "page.html").read_text())

@@ -23,7 +23,7 @@ def make_run(folder: Path, lines: list[str]) -> Path:
     folder.mkdir()
     facts = {"learners": 2, "command": ["murmur", "train"], "started": "2026-11-22T00:00:00+00:00"}
     (folder / "run.json").write_text(json.dumps(facts | {"experiment": EXPERIMENT}))
-    (folder / "records.jsonl").write_text("\n".join(lines))
+    (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
 
@@ -95,9 +95,9 @@ def test_a_comparison_gives_the_events_of_its_runs(tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_run(tmp_path / "runs" / name, [json.dumps(row) for row in rows()])
     cells = [{"digest": name, "name": name, "status": "finished", "seconds": 4.0} for name in ("a", "b", "lost")]
-    (tmp_path / "cells.jsonl").write_text("\n".join(map(json.dumps, cells[:2])))
+    (tmp_path / "cells.jsonl").write_text("".join(json.dumps(cell) + "\n" for cell in cells[:2]))
     written = write_events([tmp_path], tmp_path / "events")
     assert [folder.name for folder in written] == ["a", "b"]
-    (tmp_path / "cells.jsonl").write_text(json.dumps(cells[2]))
+    (tmp_path / "cells.jsonl").write_text(json.dumps(cells[2]) + "\n")
     with pytest.raises(ReportError, match="no cell of the comparison has left a run yet"):
         write_events([tmp_path], tmp_path / "none")

@@ -54,4 +54,4 @@ def test_damaged_records_are_counted_as_such(tmp_path: Path) -> None:
     broken = line(1, 10.0).replace('"since_samples":1200.0,', "")
     run = read_run(run_of(tmp_path / "run", broken, line(2, 20.0)))
     assert [slow.learner for slow in run.records.slow] == [2]
-    assert any("1 damaged record" in problem for problem in run.problems)
+    assert any("1 damaged line" in problem for problem in run.problems)

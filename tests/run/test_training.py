@@ -66,3 +66,31 @@ def test_a_damaged_number_of_pieces_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cut\.json is damaged"):
         go(tmp_path, resume=True)
     assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_resumed_run_that_is_finished_says_so_and_changes_nothing(
+    learners: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert go(tmp_path) == 0
+    before = everything(tmp_path)
+    with caplog.at_level("INFO", "murmur.run.training"):
+        assert go(tmp_path, learners, resume=True) == 0
+    assert "is finished, with its model and score: nothing is computed again" in caplog.text
+    assert everything(tmp_path) == before
+
+
+def test_what_a_finished_launch_has_not_written_is_made(tmp_path: Path) -> None:
+    """Its last process may have been killed before the test, or before the model."""
+    assert go(tmp_path) == 0
+    before = everything(tmp_path)
+    for lost in (["score.json", "ended.json"], ["score.json", "ended.json", "model.json"]):
+        for name in lost:
+            (tmp_path / name).unlink()
+        assert go(tmp_path, resume=True) == 0
+        after = everything(tmp_path)
+        assert after[tmp_path / "model.safetensors"] == before[tmp_path / "model.safetensors"]
+        assert {tmp_path / name for name in lost} <= after.keys()
+        assert after[tmp_path / "records.jsonl"].count(b"evaluation") == before[tmp_path / "records.jsonl"].count(
+            b"evaluation"
+        )

@@ -179,8 +179,9 @@ def test_a_run_that_is_cut_off_is_continued(tmp_path: Path) -> None:
     whole = simulate(simulation(tmp_path / "whole", "KAVG(K=3)"))
     first = simulation(tmp_path / "parts", "KAVG(K=3)", ("budget.minibatches=12", *SMALL[1:]))
     half = simulate(first)
-    with (first.out / "records.jsonl").open("a") as records:  # a step after the checkpoint, and a truncated line
-        records.write(json.dumps({"kind": "step", "learner": 0, "minibatches": 12}) + '\n{"kind": "st')
+    step = {"kind": "step", "learner": 0, "minibatches": 12}
+    with (first.out / "records.jsonl").open("a") as records:  # a step after the checkpoint, and an unfinished one
+        records.write(f"null\n{json.dumps(step)}\n{json.dumps(step | {'minibatches': 0})}")
     seconds, steps, sent = behind(first.out)
     assert dict(steps) == {0: 3, 1: 3, 2: 3, 3: 3}
     parts = simulate(replace(simulation(first.out, "KAVG(K=3)"), resume=True))

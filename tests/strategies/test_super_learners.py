@@ -165,7 +165,9 @@ def test_members_are_replicas_to_the_bit(outer: Strategy) -> None:
     for first in range(0, 180, size):
         looks = [task.seen[n][0] for n in range(first, first + size)]
         assert all(torch.equal(w, looks[0]) for w in looks), f"minibatches {first} to {first + size - 1}"
-    assert len({tuple(task.seen[n][0].tolist()) for n in range(180)}) >= (180 // 9 if outer == SyncSGD() else 40)
+    apart = {tuple(task.seen[n][0].round(decimals=6).tolist()) for n in range(180)}  # last digits are no difference
+    in_step = (SyncSGD(), GossipPGA(2))  # a ring of three super-learners gives their mean, up to rounding
+    assert len(apart) >= (180 // 9 if outer in in_step else 40)
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "int8"])

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from murmur.core.whole_files import FinishedLines
+
 EXPERIMENT = """
 import time
 from itertools import pairwise
@@ -62,7 +64,7 @@ class Run:
 
     def records(self) -> list[dict[str, object]]:
         file = self.out / "records.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [json.loads(line) for line in FinishedLines(file)] if file.exists() else []
 
     def await_learner(self, rank: int) -> None:
         """Let the others work slowly until a learner, which may take long to start, takes a step."""

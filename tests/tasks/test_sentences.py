@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from murmur.core.errors import SettingError
-from murmur.tasks.sentences import check_text, sentences_of, text_lines
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.text_lines import text_lines
+from murmur.tasks.sentences import check_text, sentences_of
 
 
 def test_a_folder_gives_its_text_files_in_order_and_a_data_directory_its_transcripts(tmp_path: Path) -> None:
@@ -49,8 +51,16 @@ def test_a_damaged_text_is_named(tmp_path: Path) -> None:
     whole = gzip.compress(b"ONE TWO THREE\n" * 50)
     for name, content in (("cut.txt.gz", whole[:-9]), ("flipped.txt.gz", whole[:12] + b"\xff\xff" + whole[14:])):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(SettingError, match=f"{name} is damaged"):
+        with pytest.raises(CorpusError, match=f"{name} is damaged"):
             sentences_of([tmp_path / name])
+
+
+def test_files_of_a_folder_that_are_not_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a.txt", "b.md", "c.TXT", "d.text", "e.csv", ".hidden"):
+        (tmp_path / name).write_text("one\n")
+    assert sentences_of([tmp_path]) == ["one"]
+    told = "4 of 5 files are left out: b.md, c.TXT, d.text and 1 more: only .txt and .txt.gz are read"
+    assert caplog.messages == [f"{tmp_path}: {told}"]
 
 
 def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from murmur.commands.options import Jobs, Settings
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError, nearest
 from murmur.core.path_checks import folder_to_write
+from murmur.core.printable import say
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.run.configuration import resolved
 from murmur.run.task_checks import task_to_do
@@ -76,7 +77,7 @@ def align(
         with timed(f"aligning {part}"):
             tids = task.aligned(system, part)
         facts = write_part(system, corpus, tids, out / part)
-        typer.echo(
+        say(
             f"{part}: {counted(facts['utterances'], 'utterance')}, {counted(facts['frames'], 'frame')},"
             f" {facts['silence']:.0%} silence; {out / part}"
         )
@@ -106,7 +107,8 @@ def write_part(system: Stage, corpus: Corpus, tids: Mapping[str, np.ndarray], ou
     write_text_whole(out / "words.ctm", "".join(word_lines(system, corpus.texts, tids)))
     pdfs: dict[str, Any] = dict(model.pdf_ids(tids))
     beside = out / ".pdfs.npz"
-    with beside.open("wb") as file:
+    beside.unlink(missing_ok=True)  # left by a killed program
+    with beside.open("xb") as file:
         np.savez_compressed(file, **pdfs)
     beside.replace(out / "pdfs.npz")
     silence = list(model.lang.phones).index(SILENCE)

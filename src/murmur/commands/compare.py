@@ -18,6 +18,7 @@ from murmur.commands.cluster_options import KINDS, Jitter, Stragglers
 from murmur.commands.options import Settings, Source
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write
+from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.core.stop_signals import Stopped
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.engine.experiment import describe
@@ -142,11 +143,11 @@ def told(out: Path, grid: Grid) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(read_plain(path))
         same = (found["source"], found["settings"]) == (grid.source, list(grid.settings))
         if not isinstance(found.get("measured_step_seconds", 0.0), float | None):
             raise TypeError(f"measured_step_seconds is {found['measured_step_seconds']!r}, not a number")
-    except (ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise SettingError(f"{path} is damaged ({error}): delete it, finished runs are kept") from error
     if not same:
         raise SettingError(

@@ -23,6 +23,7 @@ from murmur.commands.vocabulary_options import (
     chosen,
 )
 from murmur.core.path_checks import folder_to_write, not_a_folder_of_inputs, not_inputs
+from murmur.core.printable import say
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.recognition.decoding import Decoding, decoded
 from murmur.recognition.rescoring import with_rescoring
@@ -138,14 +139,14 @@ def write_results(found: Decoding, out: Path) -> None:
     """Write text, words.ctm, recordings.ctm and summary.json, remove older results; print the error rate."""
     out.mkdir(parents=True, exist_ok=True)
     write_table(out / "text", found.texts)
-    typer.echo(f"{out / 'text'}")
+    say(f"{out / 'text'}")
     for name, lines in (("words.ctm", found.word_lines), ("recordings.ctm", found.recording_lines)):
         if lines is None:
             (out / name).unlink(missing_ok=True)  # of other words
             continue
         write_text_whole(out / name, "".join(lines))
-        typer.echo(f"{out / name}")
+        say(f"{out / name}")
     for line in found.lines:
-        typer.echo(line)
+        say(line)
     write_whole(out / "summary.json", json.dumps(found.facts, indent=1).encode())
     shutil.rmtree(out / PARTIAL, ignore_errors=True)

@@ -18,6 +18,7 @@ from murmur.commands.options import Settings
 from murmur.core.counted import counted
 from murmur.core.group import PeerLost
 from murmur.core.path_checks import file_to_write, not_inputs
+from murmur.core.printable import say
 from murmur.core.world import Seat
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.run.configuration import resolved
@@ -116,7 +117,7 @@ def tell(found: Sequence[HostFinding], findings: Path | None) -> int:
     """Print the findings, the worst last; return 1 if one is bad, else 0."""
     order = ("ok", "warn", "bad")
     for finding in sorted(found, key=lambda each: order.index(each.level)):
-        typer.echo(str(finding))
+        say(str(finding))
     if findings is not None:
         save(found, findings)
     return int(any(each.level == "bad" for each in found))

@@ -18,6 +18,7 @@ from murmur.commands.vocabulary_options import (
     chosen,
 )
 from murmur.core.path_checks import folder_to_write
+from murmur.core.printable import say
 from murmur.recognition.export import Cmvn, Ivector, Kind, Wish, check_place, export_run
 from murmur.recognition.trained_run import Wanted, open_run
 from murmur.recognition.tuning import SearchRequest
@@ -106,4 +107,4 @@ def export(
         search, options = run.searched(request)
         with timed(f"exporting to {to}"):
             lines = export_run(run, Wish(out, kind, cmvn, force, ivector), search, options)
-    typer.echo("\n".join(lines))
+    say("\n".join(lines))

@@ -12,6 +12,8 @@ from murmur.commands.options import WritingRule
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write, not_an_input
+from murmur.core.printable import say
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.language_model.kneser_ney import words_of
 from murmur.speech.lexicon.lexicon import read_lexicon, without_stress
@@ -114,8 +116,8 @@ def lexicon(
             f"none of the {counted(len(counts), 'word')} has a pronunciation; the first: {found.reasons()}"
         )
     found.write(out)
-    typer.echo(summary(found, counts))
-    typer.echo(str(out / LEXICON))
+    say(summary(found, counts))
+    say(str(out / LEXICON))
 
 
 def check(text: list[Path], base: Path | None, guess: Guess, phone_map: Path | None, out: Path) -> None:
@@ -159,5 +161,6 @@ def summary(found: Completed, counts: Counter[str]) -> str:
     if found.refused:
         running = sum(counts[word] for word in found.refused)
         share = 100 * running / counts.total()
-        lines.append(f"  {len(found.refused)} refused, {share:.2f} % of the running words: {found.reasons()}")
+        told = left_out("word", list(found.refused.items()), words + len(found.refused))
+        lines.append(f"  {told}\n  {share:.2f} % of the running words are left out, see {REFUSED}")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +12,17 @@ from murmur.commands.options import WritingRule
 from murmur.core.counted import are, counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
+from murmur.core.printable import say
 from murmur.core.whole_files import in_place_of
 from murmur.run.timed import timed
+from murmur.speech.corpus.left_out import left_out
+from murmur.speech.corpus.text_lines import text_lines
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune
-from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words
+from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, TrainedLanguageModel, frequent_words, words_of
 from murmur.speech.language_model.ngram import UNKNOWN_NAMES, NgramModel, perplexity
 from murmur.speech.lexicon.lexicon import listed_words
-from murmur.tasks.sentences import check_text, files_of, sentences_of, text_lines
+from murmur.tasks.sentences import check_text, files_of, sentences_of
 
 app = typer.Typer(
     help="Language models in ARPA format: train (modified Kneser-Ney), prune (relative entropy), perplexity.\n\n"
@@ -79,17 +83,30 @@ def train_command(
         file_to_read(vocabulary, "--vocabulary")
     not_an_input(out, "--out", [*(file for path in text for file in files_of(path)), *filter(None, [vocabulary])])
     lines = sentences_of(text, writing)
-    words = frequent_words(lines, most) if most is not None else None
-    if vocabulary is not None:
-        words = listed_words(text_lines(vocabulary))
+    words = None if vocabulary is None else listed_words(text_lines(vocabulary))
+    words = words if most is None else frequent_words(lines, most)
     with timed(f"counting and estimating {counted(len(lines), 'sentence')}"):
         trained = config.train(lines, words)
     for fallen in trained.fell_back:
-        typer.echo(f"order {fallen}: too little text to estimate discounts; 0.5, 1, 1.5 are used", err=True)
+        say(f"order {fallen}: too little text to estimate discounts; 0.5, 1, 1.5 are used", err=True)
     with timed(f"writing {out}"):
         write(trained.model, out)
+    _tell_unknown(trained, lines, vocabulary)
+
+
+def _tell_unknown(trained: TrainedLanguageModel, lines: Sequence[str], vocabulary: Path | None) -> None:
+    """Print the size of a trained model and the words of its text that are outside the vocabulary."""
     lost = trained.unknown_words
-    typer.echo(f"{summary(trained.model)}; {counted(lost, 'word')} of the text {are(lost)} outside the vocabulary")
+    say(f"{summary(trained.model)}; {counted(lost, 'word')} of the text {are(lost)} outside the vocabulary")
+    if vocabulary is not None and lost:
+        say(left_out("word", outside(lines, trained.model, vocabulary)))
+
+
+def outside(lines: Sequence[str], model: NgramModel, vocabulary: Path) -> list[tuple[str, str]]:
+    """Words of a text that a model lacks, each with the reason."""
+    known = set(model.words)
+    lost = dict.fromkeys(word for line in lines for word in words_of(line) if word not in known)
+    return [(word, f"not in {vocabulary}") for word in lost]
 
 
 @app.command("prune")
@@ -114,7 +131,7 @@ def prune_command(
     with timed("pruning"):
         after = prune(before, threshold)
     write(after, out)
-    typer.echo(f"before: {summary(before)}\nafter:  {summary(after)}")
+    say(f"before: {summary(before)}\nafter:  {summary(after)}")
 
 
 @app.command("perplexity")
@@ -127,7 +144,7 @@ def perplexity_command(model: Model, text: Text, writing: WritingRule = "as-is")
     check_text(text)
     with timed(f"reading {model}"):
         loaded = read_arpa(model)
-    typer.echo(str(perplexity(loaded, sentences_of(text, writing))))
+    say(str(perplexity(loaded, sentences_of(text, writing))))
 
 
 def numbers(text: str | None) -> tuple[int, ...]:

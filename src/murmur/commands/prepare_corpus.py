@@ -12,7 +12,10 @@ import typer
 
 from murmur.core.counted import are, counted, named
 from murmur.core.errors import SettingError, nearest
+from murmur.core.printable import say
 from murmur.run.timed import timed
+from murmur.speech.corpus.corpus import Problem, losses
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.corpus.published.catalogue import CORPORA, CorpusPart, Published
 from murmur.speech.corpus.published.dataset_writer import earlier_splits, write_set
 from murmur.speech.corpus.published.fetch import fetch
@@ -96,39 +99,47 @@ def chosen_parts(name: str, corpus: Published, places: From) -> tuple[CorpusPart
 
 
 def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
-    """Print one line per split, the missing parts, and the next command."""
-    for split, facts in manifest["splits"].items():
-        typer.echo(
-            f"{out / 'data' / split}: {counted(facts['utterances'], 'utterance')}, "
-            f"{counted(facts['speakers'], 'speaker')}, "
-            f"{facts['hours']:.2f} h, {len(facts['skipped'])} skipped"
-        )
-        if facts["wordless"]:
-            typer.echo(f"left out {counted(facts['wordless'], 'segment')} of {split} without words")
-        for problem in facts["skipped"]:
-            typer.echo(f"skipped {problem['utterance']} ({problem['where']}): {problem['what']}")
-    if manifest["absent"]:
-        typer.echo(f"missing parts, left out: {', '.join(manifest['absent'])}")
+    """Print one line per split, what is left out, and the next command."""
+    tell_splits(manifest, out)
     why = why_not_trainable(manifest["splits"], 1 if corpus.recipe in DEV_OF_UTTERANCES else HELD_OUT)
     if why is not None:
-        typer.echo(why)
+        say(why)
         return
     words = manifest["splits"]["test"]["words"]
     if words < FEW_WORDS:
-        typer.echo(
-            f"data/test holds {counted(words, 'word')}: a single error is {100 / words:.1f} % of them; add recordings"
-        )
+        say(f"data/test holds {counted(words, 'word')}: a single error is {100 / words:.1f} % of them; add recordings")
     for split, trained in manifest["trained_speakers"].items():
-        typer.echo(
+        say(
             f"{len(trained)} of {counted(manifest['splits'][split]['speakers'], 'speaker')} of data/{split}"
             f" {are(len(trained))} in data/train too ({named(trained)}): expect more errors with other speakers"
         )
     if manifest["rate_hz"] is not None:
         channels = "one channel" if corpus.address or not corpus.parts else "two channels, each utterance one of them"
-        typer.echo(f"all recordings have {manifest['rate_hz']} Hz and {channels}; training uses them as they are")
-    typer.echo(f"licence: {corpus.licence}; more in {out / 'manifest.json'}")
+        say(f"all recordings have {manifest['rate_hz']} Hz and {channels}; training uses them as they are")
+    say(f"licence: {corpus.licence}; more in {out / 'manifest.json'}")
     for line in next_commands(corpus, out):
-        typer.echo(line)
+        say(line)
+
+
+def tell_splits(manifest: Mapping[str, Any], out: Path) -> None:
+    """Print one line per split, and what is left out; the manifest names all of it."""
+    for split, facts in manifest["splits"].items():
+        say(
+            f"{out / 'data' / split}: {counted(facts['utterances'], 'utterance')}, "
+            f"{counted(facts['speakers'], 'speaker')}, "
+            f"{facts['hours']:.2f} h, {len(facts['skipped'])} skipped"
+        )
+        wordless = [(name, "no words") for name in facts["wordless"]]
+        if wordless:
+            say(f"data/{split}: {left_out('segment', wordless, facts['utterances'] + len(wordless))}")
+        if facts["skipped"]:
+            skipped = [Problem(**problem) for problem in facts["skipped"]]
+            say(f"data/{split}: {losses(skipped, facts['utterances'])}")
+    outside = [(problem["utterance"], problem["what"]) for problem in manifest["outside"]]
+    if outside:
+        say(left_out("recording", outside))
+    if manifest["absent"]:
+        say(f"missing parts, left out: {', '.join(manifest['absent'])}")
 
 
 def next_commands(corpus: Published, out: Path) -> list[str]:
@@ -174,15 +185,13 @@ def show_corpora(wanted: bool) -> None:
         return
     for name, corpus in CORPORA.items():
         size = _size(sum(part.megabytes for part in corpus.parts)) if corpus.address else "no download"
-        typer.echo(f"{name}: {corpus.about}")
-        typer.echo(
-            f"  {sum(part.hours for part in corpus.parts):.1f} h, {size}, licence: {corpus.licence}, {corpus.page}"
-        )
+        say(f"{name}: {corpus.about}")
+        say(f"  {sum(part.hours for part in corpus.parts):.1f} h, {size}, licence: {corpus.licence}, {corpus.page}")
         for part in corpus.parts:
             when = ", only when named by --part" if part.optional else ""
             source = f"in {' and '.join(part.packages)}" if part.packages else _size(part.megabytes)
-            typer.echo(f"  part {part.name}: {part.hours:.1f} h, {source}{when}")
-        typer.echo(f"  {corpus.splits}")
+            say(f"  part {part.name}: {part.hours:.1f} h, {source}{when}")
+        say(f"  {corpus.splits}")
     raise typer.Exit
 
 

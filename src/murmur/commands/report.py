@@ -10,6 +10,8 @@ import typer
 
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_write, folder_to_write, not_an_input
+from murmur.core.plain_files import refuse_link
+from murmur.core.printable import say
 from murmur.report.events import write_events
 from murmur.report.page import write_report
 from murmur.run.timed import timed
@@ -64,14 +66,16 @@ def report(
         with timed("writing events"):
             written = write_events(runs, tensorboard)
         for folder in written:
-            typer.echo(f"{folder}")
+            say(f"{folder}")
         return
     page = out or runs[0] / "report.html"
+    if out is None:
+        refuse_link(page, ", or name it with --out to replace the file that it leads to")
     file_to_write(page, "--out")
     not_an_input(page, "--out", inputs(page, runs, audio or ()))
     with timed("drawing figures"):
         write_report(runs, page, audio or ())
-    typer.echo(f"{page}")
+    say(f"{page}")
 
 
 def inputs(page: Path, runs: Sequence[Path], audio: Sequence[Path]) -> list[Path]:

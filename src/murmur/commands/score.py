@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from murmur.core.counted import counted
+from murmur.core.counted import NAMED, counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
-from murmur.speech.corpus.kaldi_dir import read_table
+from murmur.core.printable import say
+from murmur.speech.corpus.kaldi_dir import read_pairs, read_table
 from murmur.speech.decoding.bootstrap import compare, interval
 from murmur.speech.decoding.error_report import write_error_report
 from murmur.speech.decoding.wer import ErrorRate, Unit, score_by_group, score_utterances, total_of
 from murmur.speech.scoring.glm import read_glm
-from murmur.speech.scoring.stm import TimeMarkError, read_ctm, read_stm
-from murmur.speech.scoring.time_marked import by_label, score_segments, write_alignments
+from murmur.speech.scoring.stm import Recording, TimedWord, TimeMarkError, read_ctm, read_stm
+from murmur.speech.scoring.stm import Reference as StmReference
+from murmur.speech.scoring.time_marked import by_label, named_as, score_segments, write_alignments
 
 app = typer.Typer(add_completion=False)
 FEW_SPEAKERS = 8  # with fewer speakers, utterances are drawn instead of speakers
@@ -107,7 +109,7 @@ def score_texts(
     own = reference / "utt2spk"
     speakers = speakers or (own if own.is_file() else None)
     references = texts_of(reference)
-    speaker_of = None if speakers is None else read_table(speakers)
+    speaker_of = None if speakers is None else read_pairs(speakers, "UTTERANCE SPEAKER")
     if speaker_of is not None:
         speaker_of = {u: speaker_of[u] for u in references if u in speaker_of}
         if missing := sorted(references.keys() - speaker_of.keys()):
@@ -120,13 +122,13 @@ def score_texts(
     for number, file in enumerate(hypotheses, 1):
         found = texts_of(file)
         scores.append(score_utterances(references, found, unit))
-        typer.echo(line_of(scores[-1], draws) + (f"  {file}" if len(hypotheses) > 1 else ""))
+        say(line_of(scores[-1], draws) + (f"  {file}" if len(hypotheses) > 1 else ""))
         if errors is not None:
             write_error_report(reports(errors, len(hypotheses))[number - 1], references, found, unit)
     if len(scores) == 2:
-        typer.echo(difference_of(scores[0], scores[1], draws))
+        say(difference_of(scores[0], scores[1], draws))
     if speaker_of is not None:
-        typer.echo(by_speaker(scores, speaker_of))
+        say(by_speaker(scores, speaker_of))
 
 
 def check(
@@ -175,6 +177,8 @@ def score_time_marked(
         if rules is not None:
             words = [{at: rules.of_hypothesis(found) for at, found in each.items()} for each in words]
         scored = [score_segments(stm, each) for each in words]
+        for file, each in zip(hypotheses, words, strict=True):
+            tell_silent(stm, each, file)
     except TimeMarkError as error:
         raise SettingError(str(error)) from error
     speaker_of = {f"{n}": each.segment.speaker for n, each in enumerate(scored[0])}  # segments may begin together
@@ -182,14 +186,24 @@ def score_time_marked(
     draws = Draws(None if few else speaker_of, replications, seed)
     scores = [{f"{n}": each.rate for n, each in enumerate(found)} for found in scored]
     for number, (file, found) in enumerate(zip(hypotheses, scored, strict=True), 1):
-        typer.echo(line_of(scores[number - 1], draws) + (f"  {file}" if len(hypotheses) > 1 else ""))
+        say(line_of(scores[number - 1], draws) + (f"  {file}" if len(hypotheses) > 1 else ""))
         for label, rate in by_label(found).items():
-            typer.echo(f"{stm.names.get(label, label)}: {rate}")
+            say(f"{stm.names.get(label, label)}: {rate}")
         if errors is not None:
             write_alignments(reports(errors, len(hypotheses))[number - 1], found)
     if len(scores) == 2:
-        typer.echo(difference_of(scores[0], scores[1], draws))
-    typer.echo(by_speaker(scores, speaker_of))
+        say(difference_of(scores[0], scores[1], draws))
+    say(by_speaker(scores, speaker_of))
+
+
+def tell_silent(reference: StmReference, hypothesis: Mapping[Recording, Sequence[TimedWord]], file: Path) -> None:
+    """Print the recordings of a reference that have no word in a hypothesis: their words count as deletions."""
+    silent = [" ".join(each) for each in reference.segments if each not in named_as(reference.segments, hypothesis)]
+    if silent:
+        named = ", ".join(silent[:NAMED]) + (f" and {len(silent) - NAMED} more" if len(silent) > NAMED else "")
+        say(
+            f"{file} has no word of {len(silent)} of {counted(len(reference.segments), 'recording')}: {named}", err=True
+        )
 
 
 def texts_of(path: Path) -> dict[str, str]:

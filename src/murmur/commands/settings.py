@@ -13,6 +13,7 @@ import typer
 
 from murmur.commands.options import Settings, Source
 from murmur.core.errors import SettingError, nearest
+from murmur.core.printable import say
 from murmur.run.configuration import resolved
 from murmur.run.setting_list import Setting, arguments_of, settings_of
 
@@ -49,9 +50,9 @@ def settings(source: Source, pattern: Pattern = None, set_: Settings = None, as_
     if not chosen:
         raise SettingError(f"no setting of {source} matches {pattern!r}{_near(str(pattern), listed)}")
     if as_json:
-        typer.echo(json.dumps([asdict(setting) for setting in chosen], indent=1, ensure_ascii=False))
+        say(json.dumps([asdict(setting) for setting in chosen], indent=1, ensure_ascii=False))
     else:
-        typer.echo("\n".join(line for setting in chosen for line in _lines(setting)))
+        say("\n".join(line for setting in chosen for line in _lines(setting)))
 
 
 def _matches(name: str, pattern: str) -> bool:

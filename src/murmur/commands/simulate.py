@@ -19,6 +19,7 @@ from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.facts import training_learners
 from murmur.core.path_checks import folder_to_write
+from murmur.core.printable import say
 from murmur.engine.experiment import describe, in_short
 from murmur.engine.published import Published
 from murmur.engine.scaling import described
@@ -215,7 +216,7 @@ def compare(one: Simulation, strategies: Sequence[str | None], jobs: int) -> int
         show_budget(accounts, simulations[0].experiment().published)
     failures = [failure for failure in found if isinstance(failure, Failure)]
     for failure in failures:
-        typer.echo(f"murmur: {failure.strategy}: {failure.why}", err=True)
+        say(f"murmur: {failure.strategy}: {failure.why}", err=True)
     return 1 if failures else 0
 
 
@@ -251,7 +252,7 @@ def ready(simulations: Sequence[Simulation]) -> list[Simulation]:
     folder_to_write(first.out, "--out")
     tested_model(experiment, first.tested)
     task_to_do(experiment.task)
-    typer.echo("\n".join(lines))
+    say("\n".join(lines))
     experiment.task.prepare()
     if not first.scenario.unknown_step(experiment):
         return list(simulations)
@@ -259,7 +260,7 @@ def ready(simulations: Sequence[Simulation]) -> list[Simulation]:
     with timed("a step of one learner, on this machine"):
         seed_torch(seed_of(experiment.seed, "model"), "cpu")
         seconds = first_steps(experiment, experiment.task.model(), "cpu").step_seconds
-    typer.echo(f"a gradient takes {seconds:.6f} s on this machine; --step-seconds or --trace gives another's")
+    say(f"a gradient takes {seconds:.6f} s on this machine; --step-seconds or --trace gives another's")
     return [replace(s, scenario=replace(s.scenario, step_seconds=seconds)) for s in simulations]
 
 
@@ -268,10 +269,10 @@ def show_budget(accounts: Sequence[Account], published: Published | None) -> Non
     for account in accounts:
         if account.budget_minibatches not in (None, account.minibatches):
             part = f"{account.minibatches} of {account.budget_minibatches} minibatches were done"
-            typer.echo(f"{account.strategy}: {part}; the whole budget takes {account.budget_hours:.4g} h at their pace")
+            say(f"{account.strategy}: {part}; the whole budget takes {account.budget_hours:.4g} h at their pace")
     predictions = [Prediction(a.strategy, a.learners, a.budget_hours, a.speed_up) for a in accounts]
     for line in compared(published, predictions) if published is not None and accounts else ():
-        typer.echo(line)
+        say(line)
 
 
 def show(accounts: Sequence[Account], out: Path) -> None:

@@ -12,6 +12,7 @@ import typer
 from murmur.commands.options import Settings, Source, TestedWeights
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write
+from murmur.core.printable import say
 from murmur.engine.experiment import Experiment
 from murmur.engine.task import FineTunes
 from murmur.run.dry_run import dry_run
@@ -180,7 +181,7 @@ def run(request: RunRequest, dry: bool, prepare: bool, steps: bool = True) -> in
     status = train(request, experiment)
     if status == 0 and place_of() is None:
         for line in next_commands(request.source, request.out):
-            typer.echo(line, err=True)
+            say(line, err=True)
     return status
 
 

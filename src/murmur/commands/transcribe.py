@@ -28,6 +28,7 @@ from murmur.commands.vocabulary_options import (
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write, not_inputs
+from murmur.core.printable import printable
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.execution.processes import bar_of
 from murmur.execution.told_once import ToldOnce, told_once
@@ -52,6 +53,7 @@ from murmur.recognition.tuning import SearchRequest
 from murmur.run.saved_model import Choice
 from murmur.run.task_checks import model_to_read
 from murmur.speech.corpus.recordings import Channels
+from murmur.speech.corpus.text_lines import nfc, numbered_lines
 from murmur.speech.decoding.transcript import FORMATS, STDIN, SUFFIXES, Transcript, readable, stem_of
 
 app = typer.Typer(add_completion=False)
@@ -256,7 +258,7 @@ def _inputs(
 ) -> Inputs:
     """The inputs of a command line; raises the errors of `units_of`."""
     if speakers:
-        _check_stems(list(map(stem_of, files)), speakers)
+        _check_stems([nfc(stem_of(name)) for name in files], speakers)
     units = units_of(files, speakers, reading.channels)
     return Inputs(units, reading, write, speakers is not None, min(jobs, len(units)))
 
@@ -346,7 +348,7 @@ def _do_all(inputs: Inputs, opened: Callable[[], Opened]) -> int:
 
 
 def _tell(console: Console, text: str) -> None:
-    console.print(f"murmur: {text}", markup=False)
+    console.print(f"murmur: {printable(text)}", markup=False)
 
 
 def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Mapping[str, str] | None:
@@ -368,20 +370,15 @@ def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Map
 
 def _speakers_in(utt2spk: Path) -> Mapping[str, str]:
     """{name: speaker} of a file with lines NAME SPEAKER; names may hold spaces."""
-    try:
-        lines = utt2spk.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise SettingError(f"--utt2spk: {utt2spk} is not UTF-8 text: {error}") from error
-    rows = [line.strip().rsplit(maxsplit=1) for line in lines if line.strip()]
-    if not rows:
-        raise SettingError(f"--utt2spk: {utt2spk} is empty: each line must be NAME SPEAKER")
-    wrong = [row for row in rows if len(row) != 2]
-    if wrong:
-        raise SettingError(f"--utt2spk: {utt2spk} has a line {' '.join(wrong[0])!r}: each must be NAME SPEAKER")
     speakers: dict[str, str] = {}
-    for name, speaker in rows:
+    for place, line in numbered_lines(utt2spk):
+        name, _, speaker = (part.strip() for part in line.replace("\t", " ").rpartition(" "))
+        if not name:
+            raise SettingError(f"--utt2spk: {place} is {line!r}: each line must be NAME SPEAKER")
         if speakers.setdefault(name, speaker) != speaker:
             raise SettingError(f"--utt2spk: {utt2spk} names two speakers of {name!r}: {speakers[name]} and {speaker}")
+    if not speakers:
+        raise SettingError(f"--utt2spk: {utt2spk} is empty: each line must be NAME SPEAKER")
     return speakers
 
 
@@ -430,7 +427,7 @@ def _write(form: Format, out: Path | None, several: bool, found: Transcript, tol
             typer.echo(f"murmur: {shown}: {note}", err=True)
     if out is None:
         named = form == "text" and (several or found.channel)
-        typer.echo(f"{shown}: {text}" if named else text, nl=False)
+        typer.echo(printable(f"{shown}: {text}" if named else text), nl=False)
         return
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / f"{recording_name(found.source, found.channel)}{SUFFIXES[form]}", text.encode())

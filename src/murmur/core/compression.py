@@ -289,3 +289,7 @@ class CompressedGroup(GroupAround):
             return None
         path = f"{self._path}/{self._splits}"
         return CompressedGroup(part, self.form, self._kept, path, self._sections)
+
+    def among(self, ranks: Sequence[int], name: str) -> CompressedGroup:
+        part = self.inner.among(ranks, name)
+        return CompressedGroup(part, self.form, self._kept, f"{self._path}/{name}", self._sections)

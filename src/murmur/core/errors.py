@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from murmur.core.printable import printable
+
 WRITING: Mapping[int, str] = {
     errno.ENOSPC: "the disk is full: make room, and go on (with --resume, where the command has it)",
     errno.EDQUOT: "your quota is used up: make room, and go on (with --resume, where the command has it)",
@@ -15,7 +17,10 @@ WRITING: Mapping[int, str] = {
     errno.EPERM: "you may not write there: change its permissions, or choose another folder",
 }
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-PATH_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
+PATH_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY),
+    *(errno.ENXIO, errno.ENODEV, errno.EIO, errno.ESTALE),  # sockets, devices without a driver, failing disks
+)
 
 
 def not_written(path: Path, size: int, error: OSError) -> OSError:
@@ -33,7 +38,15 @@ class DamagedCheckpoint(RuntimeError):
 
 
 class IncompleteRun(RuntimeError):
-    """A run has ended without computing every minibatch of its budget exactly once."""
+    """A run has ended without computing every minibatch of its budget exactly once.
+
+    Attributes:
+        lost: True if a lost learner has left them, so that the run can be resumed.
+    """
+
+    def __init__(self, message: str, lost: bool = False) -> None:
+        super().__init__(message)
+        self.lost = lost
 
 
 # Errors that a user can cause and correct. SettingError and CorpusError are ValueErrors.
@@ -52,7 +65,7 @@ def user_message(error: BaseException) -> str | None:
     if not known and not (isinstance(error, OSError) and error.errno in PATH_ERRORS):
         return None
     remedy = WRITING.get(error.errno or 0) if isinstance(error, OSError) else None
-    return str(error) if remedy is None or remedy in str(error) else f"{error}: {remedy}"
+    return printable(str(error) if remedy is None or remedy in str(error) else f"{error}: {remedy}")
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

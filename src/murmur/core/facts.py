@@ -8,7 +8,7 @@ the name of a class, so a user's strategy is treated like those of this package.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
@@ -60,7 +60,17 @@ class Facts:
     @classmethod
     def of(cls, strategy: object) -> Facts:
         """Return the facts that a strategy declares."""
-        return cls(**{f.name: getattr(strategy, f.name) for f in fields(cls) if hasattr(strategy, f.name)})
+        return cls(**{f.name: fact(strategy, f.name) for f in fields(cls)})
+
+
+def fact(strategy: object, name: str) -> Any:
+    """Return one fact that a strategy declares, or its default."""
+    return getattr(strategy, name, getattr(Facts, name))
+
+
+def _of_inner(name: str) -> Any:
+    """Property that is a fact of the inner strategy."""
+    return property(lambda self: fact(self.inner, name))
 
 
 class FactsOfInner(ABC):
@@ -71,41 +81,15 @@ class FactsOfInner(ABC):
     def inner(self) -> object:
         """The inner strategy."""
 
-    @property
-    def lock_step(self) -> bool:
-        return Facts.of(self.inner).lock_step
-
-    @property
-    def bitwise_alone(self) -> bool:
-        return Facts.of(self.inner).bitwise_alone
-
-    @property
-    def ends_equal(self) -> bool:
-        return Facts.of(self.inner).ends_equal
-
-    @property
-    def follows_losses(self) -> bool:
-        return Facts.of(self.inner).follows_losses
-
-    @property
-    def follows_growth(self) -> bool:
-        return Facts.of(self.inner).follows_growth
-
-    @property
-    def adds_steps(self) -> bool:
-        return Facts.of(self.inner).adds_steps
-
-    @property
-    def repeatable_steps(self) -> bool:
-        return Facts.of(self.inner).repeatable_steps
-
-    @property
-    def gradients_a_step(self) -> int | None:
-        return Facts.of(self.inner).gradients_a_step
-
-    @property
-    def needs_plain_sgd(self) -> bool:
-        return Facts.of(self.inner).needs_plain_sgd
+    lock_step = _of_inner("lock_step")
+    bitwise_alone = _of_inner("bitwise_alone")
+    ends_equal = _of_inner("ends_equal")
+    follows_losses = _of_inner("follows_losses")
+    follows_growth = _of_inner("follows_growth")
+    adds_steps = _of_inner("adds_steps")
+    repeatable_steps = _of_inner("repeatable_steps")
+    gradients_a_step = _of_inner("gradients_a_step")
+    needs_plain_sgd = _of_inner("needs_plain_sgd")
 
     def training_learners(self, learners: int) -> int:
         return training_learners(self.inner, learners)
@@ -210,6 +194,30 @@ def training_learners(strategy: object, learners: int) -> int:
         ValueError: None would take gradients.
     """
     return strategy.training_learners(learners) if isinstance(strategy, Serving) else learners
+
+
+def layers(strategy: object) -> Iterator[object]:
+    """Yield a strategy, the one that it runs, the one that this runs, and so on."""
+    yield strategy
+    while isinstance(strategy, FactsOfInner):
+        strategy = strategy.inner
+        yield strategy
+
+
+def check_only_layer(strategy: FactsOfInner) -> None:
+    """Check that a strategy runs no other one of its own class, at any depth.
+
+    Raises:
+        ValueError: It does.
+    """
+    if any(isinstance(layer, type(strategy)) for layer in layers(strategy.inner)):
+        raise ValueError(f"{type(strategy).__name__} stands twice in one strategy: once is enough")
+
+
+def some_serve(strategy: object) -> bool:
+    """Return True if some learners of a strategy take no gradients, for some number of learners."""
+    *_, innermost = layers(strategy)
+    return learners_for(innermost, 2) > 2
 
 
 def learners_for(strategy: object, training: int) -> int:

@@ -1,19 +1,20 @@
 """A model's trainable tensors as one flat vector (P,), and back.
 
 Vectors are copies, never aliases of the parameters: cuDNN re-packs the weights of an LSTM and silently drops an alias.
-The vector has the widest floating type among the tensors (bfloat16 and float16 count as float32, integers as float64,
-which holds them exactly) and lives on the device of the first one. Tied tensors stand in it once, frozen ones are left
-out.
+The vector has the widest floating type among the tensors (bfloat16 and float16 count as float32; integers alone are
+int64) and lives on the device of the first one. Tied tensors stand in it once, frozen ones are left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from murmur.core.torch_private import foreach_add_, foreach_copy_, unflatten
 
@@ -21,6 +22,16 @@ from murmur.core.torch_private import foreach_add_, foreach_copy_, unflatten
 def is_finite(x: Tensor) -> bool:
     """True if every element is finite. Takes one pass without a copy; a second one only if the sum overflows."""
     return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())  # finite numbers may have an infinite sum
+
+
+@contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """Leave inference mode inside the block: tensors that are made in it cannot be changed outside of it."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class Layout:
@@ -41,6 +52,8 @@ class Layout:
         self.numel = ends[-1]
         wide = any(t.dtype == torch.float64 or not t.is_floating_point() for t in self.tensors)
         self.dtype = torch.float64 if wide else torch.float32
+        if self.tensors and not any(t.is_floating_point() or t.is_complex() for t in self.tensors):
+            self.dtype = torch.int64
         self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
 
     @classmethod
@@ -48,7 +61,8 @@ class Layout:
         """Layout of the trainable parameters: the vector w of the strategies.
 
         Raises:
-            ValueError: The model has no trainable parameter, or a complex one.
+            ValueError: The model has no trainable parameter, or one that is complex or lazy, or shares memory with
+                another one or with itself.
         """
         for name, p in model.named_parameters():
             if p.requires_grad and p.is_complex():
@@ -56,6 +70,7 @@ class Layout:
                     f"{name} is complex, but vectors of weights are real: keep a real parameter of it"
                     " (torch.view_as_real) and use torch.view_as_complex in forward"
                 )
+        _check_apart([(name, p) for name, p in model.named_parameters() if p.requires_grad])
         layout = cls(p for p in model.parameters() if p.requires_grad)
         if not layout.tensors:
             raise ValueError("the model has no trainable parameter: set requires_grad on at least one")
@@ -63,30 +78,25 @@ class Layout:
 
     @classmethod
     def buffers(cls, model: nn.Module) -> Layout:
-        """Layout of the floating-point buffers (running statistics of BatchNorm), averaged at consensus only."""
+        """Layout of the floating-point buffers; `Buffers` says which of them are averaged."""
         return cls(b for b in model.buffers() if b.is_floating_point())
 
     @classmethod
     def integers(cls, model: nn.Module) -> Layout:
-        """Layout of the integer and boolean buffers (minibatches counted by BatchNorm), with values below 2^53."""
+        """Layout of the integer and boolean buffers (minibatches counted by BatchNorm)."""
         return cls(b for b in model.buffers() if not (b.is_floating_point() or b.is_complex()))
 
     @classmethod
     def everything(cls, model: nn.Module) -> Layout:
-        """Layout of all parameters and buffers of real and complex numbers, which learner 0 sends at the start."""
+        """Layout of all parameters and buffers of real and complex numbers."""
         tensors: Sequence[Tensor] = [*model.parameters(), *model.buffers()]
         real = (torch.view_as_real(t.detach()) if t.is_complex() else t for t in tensors)
         return cls(t for t in real if t.is_floating_point())
 
-    @classmethod
-    def whole_numbers(cls, model: nn.Module) -> Layout:
-        """Layout of all integer and boolean parameters and buffers, which learner 0 sends at the start."""
-        tensors: Sequence[Tensor] = [*model.parameters(), *model.buffers()]
-        return cls(t for t in tensors if not (t.is_floating_point() or t.is_complex()))
-
     def empty(self) -> Tensor:
-        """Return an uninitialised vector (P,)."""
-        return torch.empty(self.numel, dtype=self.dtype, device=self.device)
+        """Return an uninitialised vector (P,), which may be changed outside of inference mode too."""
+        with ordinary_tensors():
+            return torch.empty(self.numel, dtype=self.dtype, device=self.device)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Cut `flat` (P,) into pieces with the tensors' shapes; they share its memory."""
@@ -134,6 +144,40 @@ class Layout:
         return flat, present
 
     def hand_gradients(self, flat: Tensor, present: Sequence[bool]) -> None:
-        """Set the .grad fields from a vector (P,), as views where types allow; absent ones become None."""
+        """Set the .grad fields from a vector (P,), as views where types and strides allow; absent ones become None.
+
+        A gradient has the strides of its tensor (channels last): fused optimizers read both in the order of memory.
+        """
         for view, t, there in zip(self.views(flat), self.tensors, present, strict=True):
-            t.grad = view.to(dtype=t.dtype, device=t.device) if there else None
+            if not there:
+                t.grad = None
+            elif t.is_contiguous():
+                t.grad = view.to(dtype=t.dtype, device=t.device)
+            else:
+                t.grad = torch.empty_like(t, requires_grad=False).copy_(view)
+
+
+def _check_apart(named: Sequence[tuple[str, Tensor]]) -> None:
+    """Check that no two tensors share elements in memory, nor elements of one: an average would count them twice.
+
+    Raises:
+        ValueError: Some do; names them.
+    """
+    spans = dict[int, list[tuple[int, int, str]]]()
+    for name, t in named:
+        if is_lazy(t):
+            raise ValueError(f"{name} has no shape yet, as its module is lazy: call the model once before")
+        if t.numel() == 0 or t.layout != torch.strided:
+            continue
+        last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+        if last + 1 < t.numel():
+            raise ValueError(f"elements of {name} share memory (it is expanded): clone it, and expand it in forward")
+        start = t.data_ptr()
+        spans.setdefault(t.untyped_storage().data_ptr(), []).append((start, start + last * t.element_size(), name))
+    for of_storage in spans.values():
+        for (_, end, name), (start, _, other) in pairwise(sorted(of_storage)):
+            if start <= end:
+                raise ValueError(
+                    f"{other} and {name} are views of the same memory, but not one parameter: an average would count it"
+                    " twice. Tie them by assigning the same nn.Parameter, and take parts or transposes in forward"
+                )

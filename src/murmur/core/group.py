@@ -337,6 +337,12 @@ class GroupAround(Group):
     async def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         return await self.inner.broadcast(x, root)
 
+    def among(self, ranks: Sequence[int], name: str) -> Group:
+        return self.inner.among(ranks, name)
+
+    def close(self) -> None:
+        self.inner.close()
+
     def count(self, counter: str, amount: int = 0) -> int:
         return self.inner.count(counter, amount)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 ENDED = "ended"  # barrier at which all learners end their run
 
@@ -54,6 +55,31 @@ class View:
         return tuple(sorted(self.incarnations))
 
 
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the numbers, in place of claims of the next free one.
+
+        rank r takes places[r] + t of, and those behind it up to the next place, in its turns t = 0, 1, 2, ...
+
+    Attributes:
+        places: For each rank, its first position in a turn, in increasing order.
+        of: Numbers in a turn of all ranks.
+    """
+
+    places: tuple[int, ...]
+    of: int
+
+    def __post_init__(self) -> None:
+        if not self.places or any(b <= a for a, b in pairwise((-1, *self.places, self.of))):
+            raise ValueError(f"places must increase from 0 to {self.of} - 1, got {self.places}")
+
+    def of_rank(self, rank: int, turn: int, first: int, total: int) -> range:
+        """Return the numbers of a rank in a turn, of first .. total - 1; none behind the end."""
+        start = first + self.places[rank] + turn * self.of
+        end = first + (*self.places, self.of)[rank + 1] + turn * self.of
+        return range(min(start, total), min(end, total))
+
+
 @dataclass
 class MembershipTable:
     """The bookkeeping behind `Membership`; not safe for threads by itself.
@@ -66,8 +92,11 @@ class MembershipTable:
     view: View
     lost: list[int] = field(default_factory=list)
     _joined: int = 0
-    _next: int | None = None
+    _first: int | None = None
+    _next: int = 0
     _total: int = 0
+    _shares: Shares | None = None
+    _turns: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # begun turns of each share
     _returned: list[int] = field(default_factory=list)
     _open: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     _barriers: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -99,37 +128,86 @@ class MembershipTable:
             self._give_back(rank)
             self._without(rank, left=int(rank in self._barriers[ENDED]))
 
+    def divide(self, shares: Shares) -> None:
+        """Divide the numbers into shares, before the first claim. Later calls must divide them in the same way.
+
+        Raises:
+            ValueError: They are divided in another way, or claimed already.
+        """
+        if self._shares != shares and (self._shares is not None or self._first is not None):
+            raise ValueError(f"the numbers are divided as {self._shares}, and cannot be divided as {shares}")
+        self._shares = shares
+
+    def renumber(self) -> None:
+        """Give the view a new number, so that all learners look at what is known of the lost ones."""
+        self.view = replace(self.view, number=self.view.number + 1)
+
     def claim(self, rank: int, first: int, total: int, size: int = 1, doing: Collection[int] = ()) -> range | None:
         """Claim the next numbers in first .. total - 1 that no learner has done or is doing, at most `size` of them.
 
         The rank's earlier claims are marked done, except the numbers in `doing` (a learner may claim ahead). Numbers
-        that were given back come first, in runs without a gap.
+        that were given back come first, in runs without a gap. If the numbers are divided into shares, those of the
+        rank's own share come before them, and what lost learners have left of theirs after them.
         """
         self._open[rank] &= set(doing)
-        if self._next is None:
-            self._next = first
+        if self._first is None:
+            self._first = self._next = first
         self._total = total
         if rank not in self.view.incarnations:
             return None
-        if self._returned:
-            start = end = heapq.heappop(self._returned)
-            while (end := end + 1) < start + size and self._returned[:1] == [end]:
-                heapq.heappop(self._returned)
-        elif self._next < total:
-            start, end = self._next, min(self._next + size, total)
-            self._next = end
-        else:
-            return None
-        self._open[rank].update(range(start, end))
+        found = self._of_shares([rank]) or self._given_back(size) or self._unclaimed(size)
+        rest = found[size:]  # of the share of a larger super-learner that is lost
+        for number in rest:
+            heapq.heappush(self._returned, number)
+        self._open[rank].update(found[:size])
+        return found[:size] or None
+
+    def _given_back(self, size: int) -> range:
+        if not self._returned:
+            return range(0)
+        start = end = heapq.heappop(self._returned)
+        while (end := end + 1) < start + size and self._returned[:1] == [end]:
+            heapq.heappop(self._returned)
         return range(start, end)
+
+    def _unclaimed(self, size: int) -> range:
+        if self._shares is not None:
+            return self._of_shares([r for r in range(len(self._shares.places)) if r not in self.view.incarnations])
+        start, self._next = self._next, min(self._next + size, max(self._total, self._next))
+        return range(start, self._next)
+
+    def _of_shares(self, ranks: Collection[int]) -> range:
+        """Return the next numbers of the first of these shares that has any left."""
+        for rank in ranks:
+            if found := self._left_of(rank):
+                self._turns[rank] += 1
+                self._next = max(self._next, found.stop)
+                return found
+        return range(0)
+
+    def _left_of(self, rank: int) -> range:
+        """Return the next numbers of a share; none if the numbers are not divided, or the rank has no share."""
+        if self._shares is None or self._first is None or rank >= len(self._shares.places):
+            return range(0)
+        return self._shares.of_rank(rank, self._turns[rank], self._first, self._total)
 
     def done(self, rank: int, number: int) -> None:
         """Record that the rank has done this number."""
         self._open[rank].discard(number)
 
     def unfinished(self) -> list[int]:
-        """Return the numbers handed out and not done, in order."""
-        return sorted({*self._returned, *(number for held in self._open.values() for number in held)})
+        """Return the numbers handed out and not done, in order; with shares, all numbers before the last such one."""
+        return sorted({*self._returned, *(n for held in self._open.values() for n in held), *self._passed_over()})
+
+    def _passed_over(self) -> Iterator[int]:
+        """Yield the numbers of shares that were not handed out, though later ones were."""
+        if self._shares is None or self._first is None:
+            return
+        for rank in range(len(self._shares.places)):
+            turn = self._turns[rank]
+            while found := self._shares.of_rank(rank, turn, self._first, self._next):
+                yield from found
+                turn += 1
 
     @property
     def complete(self) -> bool:
@@ -139,8 +217,30 @@ class MembershipTable:
     @property
     def spent(self) -> bool:
         """True if every number has been done: none is left and none is under way."""
-        handed_out = self._next is not None and self._next >= self._total and not self._returned
-        return handed_out and not any(self._open.values())
+        if self._first is None or self._returned or any(self._open.values()):
+            return False
+        if self._shares is not None:
+            return not any(self._left_of(rank) for rank in range(len(self._shares.places)))
+        return self._next >= self._total
+
+    @property
+    def undone(self) -> int | None:
+        """Number of minibatches of the budget that no learner has done; None if none was ever claimed here."""
+        if self._first is None:
+            return None
+        handed_back = len(self._returned) + sum(map(len, self._open.values()))
+        return handed_back + (max(0, self._total - self._next) if self._shares is None else self._undivided())
+
+    def _undivided(self) -> int:
+        """Number of the numbers of all shares that were not handed out."""
+        assert self._shares is not None
+        assert self._first is not None
+        left = 0
+        for rank in range(len(self._shares.places)):
+            turn = self._turns[rank]
+            while found := self._shares.of_rank(rank, turn, self._first, self._total):
+                left, turn = left + len(found), turn + 1
+        return left
 
     def arrive(self, rank: int, barrier: str) -> bool:
         """Record that the learner has arrived at a barrier; return True if all live learners have."""
@@ -187,6 +287,14 @@ class Membership(ABC):
         minibatches of the previous claim count as done.
         """
 
+    @abstractmethod
+    def divide(self, shares: Shares) -> None:
+        """Divide the numbers into shares, before the first claim; all members of the group do.
+
+        A claim then takes the next numbers of this learner's own share. When that is used up, it takes what lost
+        learners have left of theirs.
+        """
+
     def unfinished(self) -> Collection[int]:
         """Return the numbers handed out to any learner and not done, as known here."""
         return ()
@@ -206,6 +314,11 @@ class Membership(ABC):
     @abstractmethod
     def spent(self) -> bool:
         """True if every minibatch of the budget has been done."""
+
+    @property
+    def undone(self) -> int | None:
+        """Number of minibatches of the budget that no learner has done, also after losses; None if it is unknown."""
+        return None
 
     @property
     def over(self) -> bool:
@@ -233,6 +346,9 @@ class LocalMembership(Membership):
     def claim(self, first: int, total: int, size: int = 1) -> range | None:
         return self.table.claim(self.rank, first, total, size)
 
+    def divide(self, shares: Shares) -> None:
+        self.table.divide(shares)
+
     def unfinished(self) -> Collection[int]:
         return self.table.unfinished()
 
@@ -243,6 +359,10 @@ class LocalMembership(Membership):
     @property
     def spent(self) -> bool:
         return self.table.spent
+
+    @property
+    def undone(self) -> int | None:
+        return self.table.undone
 
     def arrive(self, barrier: str) -> bool:
         return self.table.arrive(self.rank, barrier)

@@ -4,10 +4,14 @@ g = sum_i w_i g_i / sum_i w_i, where w_i are samples. Gradients appear from the 
 bucket of the flat vector is complete, its sum over the learners starts while earlier layers are still computing. The
 head of the buffer holds the learner's weight and one flag per tensor: a tensor without a gradient on every learner has
 none in the mean either, which keeps momentum and weight decay away from it exactly as in a plain loop.
+
+A backward pass may fail when parts of its gradient have been sent. Its learner sends the rest with a weight of nan, and
+all learners add up their gradients once more: those of the others are the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from weakref import WeakMethod, finalize
@@ -17,6 +21,7 @@ from torch import Tensor
 
 from murmur.core.flat import Layout
 from murmur.core.group import Group
+from murmur.core.world import drive
 
 BUCKET_BYTES = 25 << 20  # DistributedDataParallel's default, for fair comparisons
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first sum starts early
@@ -64,7 +69,18 @@ class MeanBehindBackward:
         return buckets, bucket_of
 
     def start(self, weight: float) -> None:
-        """Arm for one backward pass of a minibatch of `weight` samples."""
+        """Arm for one backward pass of a minibatch of `weight` samples; nan: the pass under way has failed.
+
+        Another pass may follow that in its place.
+        """
+        if math.isnan(weight):
+            self._armed = False
+            return
+        if self._sums:
+            drive(self._void())
+        self._arm(weight)
+
+    def _arm(self, weight: float) -> None:
         self._weight = weight
         self._seen = [False] * self._flags
         self._missing = [0] * len(self._buckets)
@@ -99,6 +115,23 @@ class MeanBehindBackward:
         Args:
             broken: True if this learner's weights are not finite; all members are then told.
         """
+        while not await self._added(broken):
+            self._arm(self._weight)  # another learner's pass had failed, and it has a gradient only now
+        present = [flag > 0 for flag in self._buffer[: self._flags].tolist()]
+        self.group.total_weight, others = self._buffer[self._flags : self._flags + 2].tolist()
+        self.broken = others > 0
+        g = self._buffer[self._head :]
+        if self.group.total_weight > 0:
+            g.div_(self.group.total_weight)
+        return g, present
+
+    async def _void(self) -> None:
+        """End the sums of a pass that has failed, so that no learner uses them."""
+        self._weight = math.nan
+        await self._added(broken=False)
+
+    async def _added(self, broken: bool) -> bool:
+        """Add up all gradients that are there; return False if the sums do not count."""
         for i, tensor in enumerate(self.layout.tensors):
             if not self._seen[i]:  # a gradient may have come from an earlier pass and been accumulated
                 self._arrived(i, tensor)
@@ -113,13 +146,8 @@ class MeanBehindBackward:
             self._launch()
         for total in self._sums:
             await total
-        present = [flag > 0 for flag in self._buffer[: self._flags].tolist()]
-        self.group.total_weight, others = self._buffer[self._flags : self._flags + 2].tolist()
-        self.broken = others > 0
-        g = self._buffer[self._head :]
-        if self.group.total_weight > 0:
-            g.div_(self.group.total_weight)
-        return g, present
+        self._sums = []
+        return not math.isnan(float(self._buffer[self._flags]))
 
 
 def _pass_on(to: WeakMethod[Callable[[int, Tensor], None]], i: int, tensor: Tensor) -> None:

@@ -361,6 +361,18 @@ class PairwiseAverager:
         weighted = torch.cat([x, x.new_tensor([weight])])
         return (await self._agree(weighted, barrier, self._trained, _weighted_mean_of_finite))[:-1]
 
+    async def agreed_by_trained(
+        self, x: Tensor, barrier: str, made: Callable[[Sequence[Tensor], str], Tensor]
+    ) -> Tensor:
+        """Return the vector made of the vectors x of the same learners, in order of rank. Raises as `consensus` does.
+
+        Args:
+            x: Vector of this learner.
+            barrier: Name of the vector.
+            made: Makes the result of all vectors and the name.
+        """
+        return await self._agree(x, barrier, self._trained, made)
+
     def _trained(self) -> tuple[int, ...]:
         holders = () if self.holders is None else self.holders
         held = self.held_by

@@ -43,6 +43,25 @@ class Progress:
     heldout: tuple[float, ...] | None = ()
 
 
+@dataclass(frozen=True)
+class Computed:
+    """Minibatches that were computed.
+
+    Attributes:
+        count: Their number.
+        fingerprint: Sum over them that differs if one of them is replaced.
+    """
+
+    count: int = 0
+    fingerprint: int = 0
+
+    def __add__(self, other: Computed) -> Computed:
+        return Computed(self.count + other.count, self.fingerprint + other.fingerprint)
+
+    def __sub__(self, other: Computed) -> Computed:
+        return Computed(self.count - other.count, self.fingerprint - other.fingerprint)
+
+
 class Piece(NamedTuple):
     """Piece of a minibatch.
 

@@ -22,15 +22,17 @@ import torch
 from torch import Tensor
 
 from murmur.core.flat import Layout
-from murmur.core.group import Group
+from murmur.core.group import Group, PeerLost
 from murmur.core.learner import Draw, Gradient, Learner
 from murmur.core.membership import Preparation, StoppedGracefully
 from murmur.core.moments import Moments
+from murmur.core.pairwise import POLL_SECONDS
 from murmur.core.source import Piece
 from murmur.core.weights import Weights
 
 STEP, AHEAD = "step", "ahead"  # tags of messages from the leader
 DELTA, WHOLE = "delta", "whole"  # tags of its broadcasts
+COMING_SECONDS = 60.0  # for which a member that is started again waits for the others
 END, IN_TURN, CLAIMED, AGAIN = 0.0, 1.0, 2.0, 3.0  # kinds of steps
 
 
@@ -238,6 +240,36 @@ class Leader(Learner):
         self.fresh_samples = before + gradient.samples
         self._present, self._own_gradient = gradient.present, gradient.g
         return gradient
+
+
+async def form_again(me: Learner, members: Sequence[int]) -> Group:
+    """Form the group of a super-learner that is started again, once all its members are there.
+
+    Its name holds the members' incarnations: those that have not noticed the loss yet belong to another group.
+
+    Raises:
+        PeerLost: A member has not come within `COMING_SECONDS`.
+    """
+    deadline = me.seat.now + COMING_SECONDS
+    while True:
+        here = me.group.membership.view(fresh=True).incarnations
+        absent = [member for member in members if member not in here]
+        if not absent:
+            formed = me.group.among(members, f"members {[(member, here[member]) for member in members]}")
+            try:
+                await formed.meet("all members are there")
+            except PeerLost as lost:
+                formed.close()
+                absent = [member for member in members if member == lost.learner] or list(members)
+            else:
+                return formed
+        if me.seat.now > deadline:
+            raise PeerLost(
+                f"learner {absent[0]} has not come within {COMING_SECONDS:.0f} s, and its super-learner of learners"
+                f" {list(members)} cannot be started again without it",
+                absent[0],
+            )
+        await me.seat.sleep(POLL_SECONDS)
 
 
 class Replica:

@@ -11,6 +11,7 @@
 | `torch.autograd.Variable._execution_engine` | callbacks at the end of a backward pass | 2.6, 2.13 |
 | `torch._C._functorch.is_batchedtensor` | whether torch.func.vmap maps over a tensor | 2.6, 2.13 |
 | `__wrapped__` of methods of `torch.optim.Optimizer` | optimizers that do not import the compiler | 2.13 |
+| `parametrizations._SpectralNorm`, `Module._forward_pre_hooks` | vectors of spectral norm | 2.13 |
 | `torch.ops.mkldnn._is_mkldnn_bf16_supported` | whether the processor computes in bfloat16 | 2.6, 2.13 |
 
 `make matrix` runs the tests of the core on other versions of Python and PyTorch.
@@ -23,10 +24,12 @@ from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import DisableTorchFunction, _distributed_c10d
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch._utils import _unflatten_dense_tensors
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 __all__ = [
     "DisableTorchFunction",
@@ -42,6 +45,7 @@ __all__ = [
     "gloo_options",
     "has_fast_bfloat16",
     "is_mapped",
+    "spectral_vectors",
     "unflatten",
     "version_of",
     "without_compiler",
@@ -82,6 +86,17 @@ def has_fast_bfloat16() -> bool:
 def is_mapped(x: Tensor) -> bool:
     """True inside torch.func.vmap, for a tensor over which it maps."""
     return bool(torch._C._functorch.is_batchedtensor(x))
+
+
+def spectral_vectors(model: nn.Module) -> set[str]:
+    """Names of the buffers in which spectral norm keeps its estimates of singular vectors."""
+    found = set[str]()
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+        keys = ["", *(hook.name for hook in hooks)] if isinstance(module, _SpectralNorm) else [h.name for h in hooks]
+        found.update(f"{prefix}{key}_{vector}" for key in keys for vector in "uv")
+    return found
 
 
 def without_compiler(method: _F) -> _F:

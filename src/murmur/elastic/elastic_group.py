@@ -7,6 +7,9 @@ A collective in which a member is lost fails for all. Then:
     3. no member has it                                 ->  the remaining members repeat the collective
     4. the next round                                   ->  uncompleted minibatches of the lost are assigned again
 
+Each mean also carries the sums of the minibatches that the members have computed. Those of a lost member are kept as of
+its last mean: what it has computed since is assigned again. So the sums of all count each minibatch once.
+
 A late learner is admitted between two rounds, right after an average: every mean tells all members if a learner waits.
 The late learner takes over the weights, the strategy's vectors, and the assignment; its optimizer is reset. A learner
 that was wrongly considered dead enters as a late one. If all were considered dead, one of them goes on alone.
@@ -20,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Protocol
 
 import torch
@@ -29,10 +33,10 @@ from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout, is_finite
 from murmur.core.group import Group, GroupAround, PeerLost, WorldMismatch, share_of
 from murmur.core.membership import View
-from murmur.core.source import SKIPPED_SAMPLES, Source
+from murmur.core.source import SKIPPED_SAMPLES, Computed, Source
 from murmur.core.weights import Weights
 from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind, Named, Rendezvous, ThoughtLost
-from murmur.elastic.state_transfer import LearnerState, transfer_state
+from murmur.elastic.state_transfer import LOST, LearnerState, transfer_state
 
 NEVER = -1  # incarnation of a member that was lost before this learner saw it
 DEATH_SECONDS = 60.0  # after a failed collective, time for the membership table to show the lost member
@@ -65,14 +69,22 @@ class ElasticGroup(GroupAround):
         buffers: Returns the tensors that its model has now beside the weights.
         began: View once all learners had come; None: the present one. A member that was lost since then and is back is
             another one, which waits to be admitted.
+        computed: Returns the minibatches that this learner has computed.
     """
 
-    def __init__(self, world: Group, me: Member, buffers: Callable[[], Layout], began: View | None = None) -> None:
+    def __init__(
+        self,
+        world: Group,
+        me: Member,
+        buffers: Callable[[], Layout],
+        began: View | None = None,
+        computed: Callable[[], Computed] = Computed,
+    ) -> None:
         super().__init__(world)
         self.name = f"elastic {world.name}"
         self.me, self.buffers = me, buffers
         self.adds_beside, self.tolerates_loss = False, True
-        self.regrouped = 0
+        self.regrouped = self._formed = 0
         self._now: Group = world
         # A member that was lost before this moment counts as a member: the first collective fails, and finds it gone.
         alive = (world.membership.view() if began is None else began).incarnations
@@ -80,12 +92,21 @@ class ElasticGroup(GroupAround):
         self._begun = 0  # steps of this learner when the round began
         self._completed = 0
         self._latest: Latest | None = None
+        self._computed_here, self._before = computed, computed()  # now, and before this learner became a member
+        self._shares: dict[int, Computed] = {}  # of the members, by rank, as of their latest mean
+        self._of_lost = Computed()
+        self._said: dict[int, Computed] = {}  # by the members in the mean under way
         self._waiting = False  # True if a late learner waits; all members know it since the same mean
         self._rendezvous = Rendezvous(world)
 
     @property
     def live(self) -> tuple[int, ...]:
         return tuple(sorted(self._members))
+
+    @property
+    def computed(self) -> Computed:
+        """Minibatches that the members have computed until the latest mean, and lost members until their last one."""
+        return sum(self._shares.values(), self._of_lost)
 
     @property
     def plain(self) -> Group:
@@ -117,7 +138,10 @@ class ElasticGroup(GroupAround):
         return self._hold(lambda group: group.start_sum(x.clone()), x)
 
     async def _average(self, x: Tensor, weight: float, group: Group) -> Tensor:
-        said = await group.share_numbers(x, (weight, float(bool(self._latecomers())), float(is_finite(x))))
+        mine, late = self._computed_here() - self._before, float(bool(self._latecomers()))
+        numbers = (weight, late, float(is_finite(x)), float(mine.count), float(mine.fingerprint))
+        said = await group.share_numbers(x, numbers)
+        self._said = {r: Computed(*map(int, words[3:])) for r, words in zip(self.live, said, strict=True)}
         weights = [words[0] for words in said]
         self.total_weight, self._waiting = sum(weights), any(words[1] > 0 for words in said)
         assignment = self._next_assignment()
@@ -137,9 +161,12 @@ class ElasticGroup(GroupAround):
             members = self._members
             try:
                 result = await act(self._now)
+                self.regrouped = self._formed
             except PeerLost as lost:
+                # A result of others is one of the former group, in which they are until the next collective.
                 result = await self._recover(like, lost)
         if ends_round:
+            self._shares = {r: share for r, share in self._said.items() if r in self._members}
             self.me.source.assignment, self._begun = self._next_assignment(members), self.me.steps
         self._completed += 1
         self._latest = Latest(result.clone(), self.total_weight, self._waiting)
@@ -161,7 +188,7 @@ class ElasticGroup(GroupAround):
             try:
                 self._now.close()
                 await self._form(None, latecomers=True)
-                self._waiting = False
+                self._waiting, self.regrouped = False, self._formed
             except PeerLost:
                 continue  # a member or a late learner was lost meanwhile
             except ThoughtLost:
@@ -212,11 +239,18 @@ class ElasticGroup(GroupAround):
         self._now.close()
         self._now = self.inner.among([self.rank], named.name)
         self._set_members(named.members)
-        self.regrouped += 1
+        self._formed += 1
 
     def _set_members(self, members: Mapping[int, int]) -> None:
         """Set the members; one that was added later may have a rank beyond the others'."""
+        self._keep_shares_of_lost(members)
         self._members, self.size = members, max(self.size, *(r + 1 for r in members))
+
+    def _keep_shares_of_lost(self, members: Mapping[int, int]) -> None:
+        """Keep what the members that are not among these have computed until their last mean."""
+        for r in self._shares.keys() - {self.rank}:
+            if members.get(r) != self._members.get(r):
+                self._of_lost += self._shares.pop(r)
 
     def _whole(self, view: View) -> bool:
         return all(view.incarnations.get(r) == i for r, i in self._members.items())
@@ -235,7 +269,7 @@ class ElasticGroup(GroupAround):
         else:
             found = await self._share_result(completed, like)
         self._set_members(named.members)
-        self.regrouped += 1
+        self._formed += 1
         return found
 
     async def _join(self, named: Named, entering: bool) -> tuple[list[float], list[float]]:
@@ -259,19 +293,26 @@ class ElasticGroup(GroupAround):
         assert mine is not None
         result = await group.broadcast(mine, root)
         facts = [0.0, 0.0] if latest is None else [latest.total_weight, float(latest.waiting)]
-        total, waiting = (await group.broadcast(torch.tensor(facts, dtype=torch.float64), root)).tolist()
+        for r in self.live:
+            share = self._shares.get(r, Computed())
+            facts += [float(share.count), float(share.fingerprint)]
+        told = (await group.broadcast(torch.tensor(facts, dtype=torch.float64), root)).tolist()
         if not behind:
             return None
-        self.total_weight, self._waiting = total, waiting > 0
+        self.total_weight, self._waiting = told[0], told[1] > 0
+        self._shares = self._said = {r: Computed(*map(int, told[i : i + 2])) for i, r in zip(count(2, 2), self.live)}
         return result
 
     async def _transfer(self, entering: bool, root: int, named: Named) -> None:
         """Transfer a learner's state between two rounds to new members, or take it over as one of them."""
         me = self.me
-        seen = (me.steps, self._completed, self.size)
+        self._keep_shares_of_lost(named.members)
+        seen = (me.steps, self._completed, self.size, {**self._shares, LOST: self._of_lost})
         state = LearnerState(*seen, me.source.assignment, me.weights.snapshot(), me.outer, self.buffers())
         given = await transfer_state(self._now, state, root, entering)
         if entering:
+            self._shares = dict(given.computed)
+            self._of_lost, self._before = self._shares.pop(LOST), self._computed_here()
             me.weights.set_(given.weights)
             me.outer.update(given.outer)
             me.source.restart()
@@ -295,6 +336,7 @@ class ElasticGroup(GroupAround):
             if named is None:
                 named = await self._rendezvous.request_to_join()
             try:
+                self._members = named.members
                 _, new = await self._join(named, entering=True)
                 await self._transfer(entering=True, root=new.index(0.0), named=named)
             except PeerLost:

@@ -12,6 +12,9 @@ from torch import Tensor
 from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout
 from murmur.core.group import Group
+from murmur.core.source import Computed
+
+LOST = -1  # key of all lost members together
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class LearnerState:
         steps: Turns completed.
         completed: Collectives that it has taken part in.
         size: One more than the highest rank so far.
+        computed: Minibatches computed by each member until its last mean, by rank, and by lost members (`LOST`).
         assignment: Assignment of minibatches to learners.
         weights: Its weights w, shape (P,).
         outer: The strategy's vectors.
@@ -31,6 +35,7 @@ class LearnerState:
     steps: int
     completed: int
     size: int
+    computed: Mapping[int, Computed]
     assignment: Assignment
     weights: Tensor
     outer: Mapping[str, Tensor]
@@ -50,6 +55,7 @@ async def transfer_state(group: Group, mine: LearnerState, root: int, entering: 
         "steps": mine.steps,
         "completed": mine.completed,
         "size": mine.size,
+        "computed": [(rank, share.count, share.fingerprint) for rank, share in mine.computed.items()],
         "assignment": asdict(mine.assignment),
         "outer": {name: [x.numel(), str(x.dtype).removeprefix("torch.")] for name, x in mine.outer.items()},
     }
@@ -73,4 +79,5 @@ async def transfer_state(group: Group, mine: LearnerState, root: int, entering: 
     moved = {int(position): number for position, number in assignment["moved"].items()}
     received = Assignment(**{**assignment, "to": tuple(assignment["to"]), "moved": moved})
     counts = {name: told[name] for name in ("steps", "completed", "size")}
-    return replace(mine, **counts, assignment=received, weights=weights, outer=outer)
+    computed = {rank: Computed(*share) for rank, *share in told["computed"]}
+    return replace(mine, **counts, computed=computed, assignment=received, weights=weights, outer=outer)

@@ -152,8 +152,14 @@ class Counters:
         return {name: value if math.isfinite(value) else None for name, value in kept.items()}
 
     def read(self, described: Mapping[str, Any]) -> None:
-        """Set the counters to the result of `described`."""
+        """Set the counters to the result of `described`.
+
+        Raises:
+            ValueError: A value is no number.
+        """
         for name, value in described.items():
+            if not isinstance(value, int | float | None):
+                raise ValueError(f"the counter {name!r:.40} is {value!r:.40}, not a number")
             setattr(self, name, math.nan if value is None else value)
 
 

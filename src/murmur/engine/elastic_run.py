@@ -11,6 +11,7 @@ from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
 from murmur.core.membership import ENDED, RunOver, View
+from murmur.core.source import Computed
 from murmur.elastic.elastic_group import ElasticGroup
 from murmur.elastic.rendezvous import LeftBehind
 
@@ -40,6 +41,7 @@ async def run_strategy(
     source: Transferred,
     entered: Callable[[int], None],
     began: View | None = None,
+    computed: Callable[[], Computed] = Computed,
 ) -> None:
     """Run a strategy to its end, without learners that are lost, and with learners that join late.
 
@@ -49,6 +51,7 @@ async def run_strategy(
         source: Source of its gradients.
         entered: Function called with the number of completed minibatches when this learner has joined late.
         began: View once all learners had come; None: the present one.
+        computed: Returns the minibatches that this learner has computed; none where the budget is unknown.
 
     Raises:
         RunOver: This learner joined late, and the others have finished the run.
@@ -57,16 +60,15 @@ async def run_strategy(
     if not _elastic(strategy, me):
         await strategy(me)
         return
-    me.group = left = ElasticGroup(me.group, me, lambda: source.buffers, began)
+    me.group = left = ElasticGroup(me.group, me, lambda: source.buffers, began, computed)
     outside, named = me.seat.late, None
     while True:
         try:
             if outside:
                 me.outer.clear()
                 await left.enter(named)
-                entered(source.reached(me.steps))
-                reached = counted(source.reached(me.steps), "minibatch")
-                log.info("learner %d goes on with the others after %s", me.group.rank, reached)
+                entered(done := source.reached(me.steps))
+                log.info("learner %d goes on with the others after %s", me.group.rank, counted(done, "minibatch"))
             await strategy(me)
         except LeftBehind as left_behind:
             log.warning("learner %d was taken for lost: the others let it in again", me.group.rank)

@@ -13,6 +13,7 @@ from murmur.core.learner import Learner
 from murmur.engine.checkpoints.checkpointer import Checkpointer
 from murmur.engine.checkpoints.resume import Resume
 from murmur.engine.clock import Moment
+from murmur.engine.cover import check_elastic
 from murmur.engine.evaluator import Consensus, Evaluation, Evaluator
 from murmur.engine.graceful_stop import Asked
 from murmur.engine.task_source import TaskSource
@@ -101,11 +102,17 @@ class EvaluationPoints:
         return evaluation
 
     def _conclude(self, me: Learner, start: Moment, done: int, evaluation: Evaluation | None) -> Evaluation | None:
-        """Save this learner's state; record the evaluation on the learner that made it."""
-        self.save(me, done)
-        self._source.clock.leave_out(start)
+        """Record the evaluation on the learner that made it; then save this learner's state.
+
+        A launch that resumes from there does not evaluate again, so that the record must come before the checkpoint.
+        """
+        clock = self._source.clock
+        clock.leave_out(start)
         if evaluation is not None:
             self._evaluator.record(evaluation, me.steps)
+        start = clock.moment()
+        self.save(me, done)
+        clock.leave_out(start)
         return evaluation
 
     def save(self, me: Learner, done: int) -> None:
@@ -125,6 +132,7 @@ class EvaluationPoints:
         start = clock.moment()
         if me.lock_step:
             consensus = await self._evaluator.last_together(me)
+            check_elastic(me, self._source.to_do)
             clock.leave_out(start)
             evaluation = await self._together(me, total)
         else:
@@ -142,6 +150,17 @@ class EvaluationPoints:
         consensus = self._evaluator.consensus(me.weights.snapshot(), self._source.buffers.gather())
         evaluation = self._evaluate(consensus, total)
         self._conclude(me, start, total, evaluation)
+        return self._write_model(consensus, evaluation)
+
+    def written(self) -> Mapping[str, float] | None:
+        """Set the model to that of the end of the run; return its figures. None if no earlier launch has written it."""
+        return self._checkpointer.read_model()
+
+    def evaluate_again(self) -> Mapping[str, float]:
+        """Evaluate, record and write the model of a checkpoint of the end, whose launch ended before it did so."""
+        consensus = self._evaluator.consensus(self._source.layout.gather(), self._source.buffers.gather())
+        evaluation = self._evaluate(consensus, self._source.total)
+        self._evaluator.record(evaluation, 0)
         return self._write_model(consensus, evaluation)
 
     def _write_model(self, consensus: Consensus, evaluation: Evaluation) -> Mapping[str, float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -99,10 +99,18 @@ class Evaluator:
 
     async def together(self, me: Learner) -> Consensus:
         """Return the consensus of learners in lock-step, on each of them: the means of their weights and buffers."""
-        beside, buffers = self.beside(me.group), self._source.buffers
+        beside = self.beside(me.group)
         weights = await beside.mean(me.weights.snapshot())
-        averaged = await beside.mean(buffers.gather()) if buffers.tensors else buffers.gather()
-        return self.consensus(weights, averaged)
+        return self.consensus(weights, await self._buffers(beside.mean))
+
+    async def _buffers(self, mean: Callable[[Tensor], Awaitable[Tensor]]) -> Tensor:
+        """Return the vector of this learner's buffers, with the mean of those that have one."""
+        buffers, averaged = self._source.buffers.gather(), self._source.averaged
+        if averaged.all():
+            return await mean(buffers) if len(buffers) else buffers
+        if averaged.any():
+            buffers[averaged] = await mean(buffers[averaged])
+        return buffers
 
     async def alone(self, me: Learner) -> Consensus:
         """Return the consensus without lock-step: the mean of the present weights, with this learner's buffers."""
@@ -122,19 +130,16 @@ class Evaluator:
         weights = await me.group.mean(me.weights.snapshot())
         if not is_finite(weights):
             raise FloatingPointError(f"no learner's weights are finite: {ADVICE}")
-        buffers = self._source.buffers.gather()
-        if self._source.buffers.tensors:
-            buffers = await me.group.mean(buffers)
-            self._source.buffers.scatter(buffers)
+        buffers = await self._buffers(me.group.mean)
+        self._source.buffers.scatter(buffers)
         me.weights.set_(weights)
         return self.consensus(weights, buffers)
 
     async def last_alone(self, me: Learner) -> Consensus:
         """Return the consensus at the end of a run without lock-step, which the strategy has left on every learner."""
-        weights, buffers = me.weights.snapshot(), self._source.buffers.gather()
-        if self._source.buffers.tensors:
-            buffers = await me.averager.mean_of_trained(buffers, "buffers")
-            self._source.buffers.scatter(buffers)
+        weights = me.weights.snapshot()
+        buffers = await self._buffers(lambda x: me.averager.mean_of_trained(x, "buffers"))
+        self._source.buffers.scatter(buffers)
         return self.consensus(weights, buffers, 0.0)
 
     def evaluate(self, consensus: Consensus, minibatches: int) -> Evaluation:

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any
 
+from murmur.core.buffers import check_rules
 from murmur.core.facts import training_learners
 from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
@@ -42,6 +43,8 @@ class Experiment:
         most_skipped: Number of consecutive minibatches skipped for a non-finite loss or gradient that ends the run.
         averaged_checkpoints: Number of checkpoints of lowest held-out loss in the averaged model; 0: none.
         begun: Rule of a run, as `scaled` sets it; not part of the digest.
+        buffers: Rules of the model's buffers ("mean", "first", "own"), by name or pattern (`*.mask`), in place of those
+            that `murmur.core.buffers` lists.
         published: Figures of a publication about this experiment, with which plans and simulations are compared.
     """
 
@@ -60,8 +63,10 @@ class Experiment:
     prefetch: int = field(default=2, repr=False)  # does not change the result: a run may be resumed with another value
     begun: Scaled | None = field(default=None, repr=False)
     published: Published | None = field(default=None, repr=False)  # changes nothing either
+    buffers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False, metadata=ADDED)
 
     def __post_init__(self) -> None:
+        check_rules(self.buffers)
         if self.most_skipped < 1:
             raise ValueError(f"most_skipped must be at least 1, got {self.most_skipped}")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from murmur.core.errors import not_written
+from murmur.core.plain_files import UNREADABLE, open_plain, plain_file
 from murmur.core.recent_rate import RecentRate
 from murmur.core.trace import Span
 
@@ -88,11 +89,11 @@ class StragglerRecord(Record):
 Observer = Callable[[Record], None]
 
 
-def read_line(line: str) -> dict[str, Any] | None:
-    """Return the record of a line; None for a damaged one, such as one cut off when the process was killed."""
+def read_line(line: bytes) -> dict[str, Any] | None:
+    """Return the record of a finished line; None for a damaged one."""
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError):
+    except UNREADABLE:
         return None
     whole = isinstance(found, dict) and isinstance(found.get("kind"), str)
     return found if whole and isinstance(found.get("minibatches"), int) else None
@@ -104,7 +105,7 @@ class AppendedFile:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._lock = path, threading.Lock()
-        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file: int | None = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def append(self, data: bytes) -> None:
         """Append data, by one write unless the disk accepts less.
@@ -159,13 +160,14 @@ class ChromeTrace:
 def begin_trace(path: Path) -> None:
     """Open the array of a new trace file. One learner calls this before the others write."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("[\n")
+    with plain_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+        file.write(b"[\n")
 
 
 def finish_trace(path: Path) -> None:
     """Close the array after all learners have written."""
-    with path.open("a") as file:
-        file.write('{"ph":"M","name":"process_name","pid":0,"args":{"name":"learner 0"}}]\n')
+    with plain_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
+        file.write(b'{"ph":"M","name":"process_name","pid":0,"args":{"name":"learner 0"}}]\n')
 
 
 class ProgressLine:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from murmur.core.flat import Layout
+from murmur.core.model_mode import into_training
 from murmur.core.pending_gradient import PendingGradient
 from murmur.core.source import Gradient
 from murmur.engine.experiment import Experiment
@@ -39,7 +40,7 @@ def check_stackable(experiment: Experiment) -> None:
     task = experiment.task
     if not isinstance(task, Stackable):
         raise NotStackable(f"{type(task).__name__} does not offer gradients of many learners at once (Stackable)")
-    model = task.model().train()
+    model = into_training(task.model())
     if Layout.buffers(model).tensors:
         raise NotStackable("the model has running statistics, which every learner keeps by itself")
     if hasattr(experiment.optimizer(model), "preconditioning"):
@@ -69,7 +70,7 @@ def draw_together(drawings: Sequence[PendingGradient]) -> list[Gradient]:
         minibatches[place] = task.tensors(minibatch)
         alike[tuple((t.shape, t.dtype) for t in minibatches[place][0])].append(place)
     for places in alike.values():
-        models = [sources[p].model.train() for p in places]
+        models = [into_training(sources[p].model) for p in places]
         samples = [minibatches[p][1] for p in places]
         parts, losses = gradients_of(tasks[places[0]], models, [minibatches[p][0] for p in places], samples)
         for row, place in enumerate(places):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from murmur.core.flat import Layout
+from murmur.core.model_mode import into_training
 from murmur.core.pending_gradient import PendingGradient
 from murmur.core.source import Gradient
 from murmur.engine.stacked import Shapes, source_of
@@ -93,7 +94,7 @@ class MappedPass:
     """
 
     def __init__(self, task: Stackable, model: nn.Module, learners: int, shapes: Shapes, device: torch.device) -> None:
-        self._task, self._model = task, deepcopy(model).train().to(device)
+        self._task, self._model = task, into_training(deepcopy(model)).to(device)
         layout = Layout.trainable(self._model)
         known = {id(p): name for name, p in self._model.named_parameters()}
         self._names = [known[id(t)] for t in layout.tensors]

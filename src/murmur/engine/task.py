@@ -13,6 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from murmur.core.model_mode import evaluating
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -77,13 +79,16 @@ class Task(Protocol):
         """Return minibatch n = 0, 1, 2, ...; the same value for the same n on every learner and in every run."""
 
     def loss(self, model: nn.Module, minibatch: Any) -> Loss:
-        """Return the loss of `model` on one minibatch, ready for backward."""
+        """Return the loss of `model`, which is in training mode, on one minibatch, ready for backward."""
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
-        """Return figures on held-out data; the entry "loss" (mean per sample) ranks checkpoints."""
+        """Return figures on held-out data; the entry "loss" (mean per sample) ranks checkpoints.
+
+        The model is in evaluation mode.
+        """
 
     def test(self, model: nn.Module) -> Score:
-        """Return figures on test data; called once, at the end."""
+        """Return figures on test data; called once, at the end, with a model in evaluation mode."""
 
 
 @runtime_checkable
@@ -147,8 +152,9 @@ class ResumableTest(Protocol):
 
 
 def test_in(task: Task, model: nn.Module, kept: Path | None) -> Score:
-    """Test a model with a task; a task that can continue an interrupted test keeps its parts in the folder."""
-    return task.test_in(model, kept) if isinstance(task, ResumableTest) else task.test(model)
+    """Test a model in evaluation mode; a task that can continue an interrupted test keeps its parts in the folder."""
+    with evaluating(model):
+        return task.test_in(model, kept) if isinstance(task, ResumableTest) else task.test(model)
 
 
 @runtime_checkable

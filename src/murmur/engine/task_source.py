@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.assignment import Assignment
+from murmur.core.buffers import Buffers
 from murmur.core.facts import training_learners
 from murmur.core.flat import Layout
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import Preparation
+from murmur.core.model_mode import evaluating, into_training
 from murmur.core.moments import Moments
-from murmur.core.source import SKIPPED_SAMPLES, WHOLE
+from murmur.core.source import SKIPPED_SAMPLES, WHOLE, Computed
 from murmur.core.torch_private import foreach_copy_
 from murmur.core.trace import COMMUNICATING, COMPUTE, DATA, WAITING
 from murmur.core.world import Seat
@@ -64,8 +66,7 @@ class TaskSource:
         self.task: Task = experiment.task
         self.first = self._turn = self.drawn = 0
         self.times = self.decay_times = 1.0
-        self.recorded = True
-        self.piece = WHOLE
+        self.recorded, self.piece = True, WHOLE
         self.rule = experiment.rule
         self.total = experiment.total
         size = seat.group.size
@@ -75,6 +76,7 @@ class TaskSource:
             seed_torch(seed_of(experiment.seed, "model"), seat.device)
             self.model = self.task.model().to(seat.device)
         self.layout = Layout.trainable(self.model)
+        self._kept = Buffers(self.model, experiment.buffers).begin(None)
         self.optimizer = experiment.optimizer(self.model)
         self.moments = Moments(self.optimizer, self.layout)
         self._moved: Mapping[int, int] = {}
@@ -109,6 +111,15 @@ class TaskSource:
         """Floating-point buffers that the model has now; its `forward` may assign others to the same names."""
         return Layout.buffers(self.model)
 
+    @property
+    def averaged(self) -> Tensor:
+        """For each element of the vector of buffers, True if a mean over the learners stands for it."""
+        names, buffers = {id(x): name for name, x in self.model.named_buffers()}, self.buffers
+        found = torch.zeros(buffers.numel, dtype=torch.bool, device=buffers.device)
+        for x, view in zip(buffers.tensors, buffers.views(found), strict=True):
+            view.fill_(self._kept.rules.get(names[id(x)]) == "mean")
+        return found
+
     def next_index(self, steps: int) -> int | None:
         self._turn, rank = steps, self.seat.group.rank
         later = (self.assignment.number(steps + k, rank) for k in range(1, self._minibatches.ahead + 1))
@@ -119,9 +130,13 @@ class TaskSource:
         return self.assignment.reached(steps)
 
     @property
-    def to_do(self) -> int:
-        """Fingerprint of the minibatches that this launch has to compute."""
-        return wanted(self.first, self.total, self._moved)
+    def to_do(self) -> Computed:
+        """Minibatches that this launch has to compute."""
+        return Computed(self.total - self.first, wanted(self.first, self.total, self._moved))
+
+    def computed(self) -> Computed:
+        """Return the minibatches that this learner has computed in this launch."""
+        return Computed(self.cover.count, self.cover.fingerprint)
 
     def begin_at(self, position: Position) -> None:
         """Set the position from which this launch resumes."""
@@ -172,8 +187,8 @@ class TaskSource:
         if minibatch is None:
             return self.empty(n, before_backward)
         seed_torch(seed_of(self.experiment.seed, "minibatch", n), self.seat.device)
-        self.model.train()
-        buffers = self.buffers.gather()
+        into_training(self.model)
+        self._kept.keep()
         with self._natural or nullcontext():
             loss = self.task.loss(self.model, minibatch)
             mean = loss.total / loss.samples
@@ -192,14 +207,14 @@ class TaskSource:
         self.optimizer.zero_grad(set_to_none=True)
         drawn = Gradient(self._g, present, samples, value)
         drawn = self.numbers.judge(n, drawn, before_backward is None)
-        self._leave_out(drawn.samples == SKIPPED_SAMPLES, buffers)
+        self._leave_out(drawn.samples == SKIPPED_SAMPLES)
         self._computed(n)
         return drawn
 
-    def _leave_out(self, skipped: bool, buffers: Tensor) -> None:
+    def _leave_out(self, skipped: bool) -> None:
         """Undo the running statistics and Fisher estimates of a minibatch if it is skipped."""
-        if skipped and len(buffers):
-            self.buffers.scatter(buffers)
+        if skipped:
+            self._kept.restore()
         if self._natural is not None:
             self._natural.end_minibatch(skipped)
 
@@ -329,13 +344,14 @@ class TaskSource:
     def evaluate_with(self, w: Tensor, buffers: Tensor) -> Mapping[str, float]:
         """Return held-out figures of weights and buffers, computed on a model of their own."""
         with self.seat.exclusive(), torch.no_grad():
-            if self._probe is None:
+            if self._probe is None or Layout.buffers(self._probe).numel != self.buffers.numel:
                 self._probe = deepcopy(self.model)  # with the frozen tensors of training
             Layout.integers(self._probe).scatter(Layout.integers(self.model).gather())
             Layout.trainable(self._probe).scatter(w)
             if len(buffers):
                 Layout.buffers(self._probe).scatter(buffers)
-            return self.task.evaluate(self._probe.eval())
+            with evaluating(self._probe):
+                return self.task.evaluate(self._probe)
 
     async def boundary(self, me: Learner) -> None:
         self.numbers.end_round(self.restart)

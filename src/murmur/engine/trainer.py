@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,12 +12,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from murmur.core.counted import are, counted
+from murmur.core.errors import IncompleteRun
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.group import Group, WorldMismatch
 from murmur.core.learner import Learner
 from murmur.core.membership import ENDED, RunOver, StoppedGracefully, View
 from murmur.core.weights import Weights
+from murmur.core.whole_files import FinishedLines
 from murmur.core.world import Seat, World
 from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind
 from murmur.engine import cover
@@ -34,13 +38,16 @@ from murmur.engine.record import ChromeTrace, JsonLines, Observer, begin_trace, 
 from murmur.engine.task import outputs_of
 from murmur.engine.task_source import TaskSource
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Outcome:
     """Result of training: the consensus model, its held-out figures (if `leads`), completed minibatches.
 
     `leads` is true on one learner: the first, or the first of those that lived to the end. `stopped` is true after a
-    request to stop, when this learner has saved.
+    request to stop, when this learner has saved, and `found` if an earlier launch had written the model. `unfinished`
+    is the error of a run in which a lost learner has left minibatches.
     """
 
     learner: int
@@ -49,6 +56,8 @@ class Outcome:
     figures: dict[str, float]
     minibatches: int
     stopped: bool = False
+    found: bool = False
+    unfinished: IncompleteRun | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ class Trainer:
     pace_seconds: float = EVERY_SECONDS
 
     def fit(self) -> Outcome:
-        """Train to the end of the budget.
+        """Train to the end of the budget. A run that is finished already is not computed again.
 
         Returns:
             The outcome of the learner of this process that leads, or of its first one.
@@ -84,12 +93,16 @@ class Trainer:
             PeerLost: A learner is lost.
             FloatingPointError: Losses, gradients or weights were not finite too many times in a row.
             StoppedGracefully: The run was stopped on request, and has saved a checkpoint.
-            IncompleteRun: The learners have not computed every minibatch of the budget exactly once.
+            IncompleteRun: The learners have not computed every minibatch of the budget; only those that a lost learner
+                had computed since its last exchange may have been computed again.
         """
         outcomes = self.world.run(self._train)
         stopped = [o.minibatches for o in outcomes if o.stopped]
         if stopped:
             raise StoppedGracefully(max(stopped))
+        for outcome in outcomes:
+            if outcome.unfinished is not None:
+                raise outcome.unfinished
         return next((o for o in outcomes if o.leads), outcomes[0])
 
     async def _train(self, seat: Seat) -> Outcome:
@@ -102,32 +115,46 @@ class Trainer:
             warn_of_optimizer(experiment.strategy, source.moments)
         with closing(source):
             try:
-                return outcome_of(source, figures=await self._run(seat, source, began))
+                return await self._run(seat, source, began)
             except StoppedGracefully as stopped:
                 cover.leave(seat.group)
                 seat.waits = False
                 end_trace(seat)
                 return outcome_of(source, stopped=stopped)
+            except IncompleteRun as error:
+                if not error.lost:
+                    raise
+                seat.waits = False  # all that live find it, and end
+                end_trace(seat)
+                return outcome_of(source, unfinished=error)
 
     def _scaled(self, seat: Seat) -> Experiment:
         """Return the experiment for this number of learners; minibatches stay cut as they were when the run began."""
         begun = self.out is not None and (self.resume or seat.late)
         return self.experiment.scaled(seat.group.size, cut_of(self.out) if begun and self.out is not None else None)
 
-    async def _run(self, seat: Seat, source: TaskSource, began: View) -> Mapping[str, float] | None:
-        """Train to the end of the budget; return the figures of the model if this learner has written it."""
+    async def _run(self, seat: Seat, source: TaskSource, began: View) -> Outcome:
         points = EvaluationPoints(source, self.out, self.asked)
-        me = await self._begin(seat, source, points)
+        resumed = await self._resume(seat, source, points)
+        if resumed is not None and source.first >= source.total:
+            return await self._finish(seat, source, points)
+        me = await self._begin(seat, source, points, resumed)
+        return outcome_of(source, figures=await self._train_to_end(me, source, points, began))
+
+    async def _train_to_end(
+        self, me: Learner, source: TaskSource, points: EvaluationPoints, began: View
+    ) -> Mapping[str, float] | None:
+        """Train to the end of the budget; return the figures of the model if this learner has written it."""
+        seat = me.seat
         try:
             if source.first < source.total:
-                await run_strategy(self.experiment.strategy, me, source, points.skip_to, began)
+                await run_strategy(self.experiment.strategy, me, source, points.skip_to, began, source.computed)
         except RunOver:
             cover.leave(seat.group)
             seat.waits = False
             return None
         source.counters.share(seat.group)
-        source.cover.tell(seat.group)
-        await cover.check(seat, source.total - source.first, source.to_do)
+        await cover.check(me, source.cover, source.to_do)
         if me.follows:
             points.save(me, source.total)
             seat.waits = False
@@ -139,10 +166,23 @@ class Trainer:
             seat.waits = False
             return None
 
-    async def _begin(self, seat: Seat, source: TaskSource, points: EvaluationPoints) -> Learner:
+    async def _finish(self, seat: Seat, source: TaskSource, points: EvaluationPoints) -> Outcome:
+        """End a run whose minibatches are all done: learner 0 writes the model, if an earlier launch has not."""
+        if seat.group.rank > 0 or self.out is None:
+            return outcome_of(source)
+        figures = points.written()
+        if figures is not None:
+            done = f"all {counted(source.total, 'minibatch')} {are(source.total)} done"
+            log.info("%s is finished: %s, and nothing is computed again", self.out, done)
+            return outcome_of(source, figures=figures, found=True)
+        records = self.out / "records.jsonl"
+        _forget_after(records, source.total, source)
+        source.add_observer(self._lines(records, source))
+        return outcome_of(source, figures=points.evaluate_again())
+
+    async def _begin(self, seat: Seat, source: TaskSource, points: EvaluationPoints, resumed: Resume | None) -> Learner:
         """Return the learner, with the weights from which the run starts or resumes."""
         source.at_boundary(points.boundary)
-        resumed = await self._resume(seat, source, points)
         if resumed is None and not seat.late:
             everything = Layout.everything(source.model)
             everything.scatter(await seat.group.broadcast(everything.gather()))
@@ -189,11 +229,14 @@ class Trainer:
             begin_trace(trace)
         if not seat.late:
             await seat.group.broadcast(torch.zeros(1))
-        lines, spans = JsonLines(records), ChromeTrace(trace)
-        for file in (lines.file, spans.file):
-            source.files.callback(file.close)
-        source.add_observer(lines)
-        seat.trace.sink = spans
+        source.add_observer(self._lines(records, source))
+        seat.trace.sink = spans = ChromeTrace(trace)
+        source.files.callback(spans.file.close)
+
+    def _lines(self, records: Path, source: TaskSource) -> JsonLines:
+        lines = JsonLines(records)
+        source.files.callback(lines.file.close)
+        return lines
 
     async def _end(self, me: Learner, points: EvaluationPoints) -> Mapping[str, float] | None:
         """End the run together with the others; one of them writes the model."""
@@ -219,9 +262,13 @@ class Trainer:
 
 
 def outcome_of(
-    source: TaskSource, figures: Mapping[str, float] | None = None, stopped: StoppedGracefully | None = None
+    source: TaskSource,
+    figures: Mapping[str, float] | None = None,
+    stopped: StoppedGracefully | None = None,
+    found: bool = False,
+    unfinished: IncompleteRun | None = None,
 ) -> Outcome:
-    """Return the outcome of a learner, which leads if it has the figures of the model; `stopped`: gracefully."""
+    """Return the outcome of a learner, which leads if it has the figures of the model."""
     return Outcome(
         learner=source.seat.group.rank,
         leads=figures is not None,
@@ -229,6 +276,8 @@ def outcome_of(
         figures=dict(figures or {}),
         minibatches=source.total if stopped is None else stopped.minibatches,
         stopped=stopped is not None,
+        found=found,
+        unfinished=unfinished,
     )
 
 
@@ -285,6 +334,8 @@ async def agree(group: Group, digest: str, cut: int = 1, outputs: str = "") -> N
 def _forget_after(path: Path, mark: int, source: TaskSource) -> None:
     """Delete records of steps and evaluations beyond a checkpoint at a mark: they will be made again.
 
+    Damaged lines, and an unfinished last one, are deleted too.
+
     A step counts the minibatches before it, and without lock-step its own too. The last one before the mark is then
     open when its learner saves, but for the end of a run. The evaluation at the end of the budget is always made again.
     """
@@ -293,8 +344,8 @@ def _forget_after(path: Path, mark: int, source: TaskSource) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in FinishedLines(path):
         record = read_line(line)
         if record is not None and record["minibatches"] < ends.get(record["kind"], mark):
-            kept.append(line + "\n")
-    write_whole(path, "".join(kept).encode())
+            kept.append(line + b"\n")
+    write_whole(path, b"".join(kept))

@@ -22,6 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from murmur.core.plain_files import UNREADABLE, read_json, read_plain
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.execution.cores import cores_here
 from murmur.report.page import check_installed, ranking, write_curve, write_report
@@ -218,8 +219,8 @@ class PhaseClock:
 def finished(request: RunRequest) -> bool:
     """True if the folder of a request holds the score of the same experiment."""
     try:
-        json.loads((request.out / "score.json").read_bytes())
-    except (OSError, ValueError):
+        json.loads(read_plain(request.out / "score.json"))
+    except (OSError, *UNREADABLE):
         return False  # missing, or not written by a run
     return is_same(request.out, request.experiment().digest())
 
@@ -231,7 +232,7 @@ def is_same(folder: Path, digest: str) -> bool:
 
 def read_phases(path: Path) -> dict[str, float]:
     """Seconds of the phases before training; empty if none are stored."""
-    found: dict[str, float] = json.loads(path.read_bytes()) if path.is_file() else {}
+    found: dict[str, float] = read_json(path, "remove it") if path.is_file() else {}
     return found
 
 

@@ -18,6 +18,7 @@ from murmur.recognition.transcriber import SearchedGraph, Transcriber, name_of, 
 from murmur.recognition.tuning import SearchRequest
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.recordings import Channels, Recording, read_channels, read_stream
+from murmur.speech.corpus.text_lines import nfc
 from murmur.speech.decoding.transcript import STDIN, Transcript, readable, stem_of
 
 OfSpeaker = Callable[[Sequence[tuple[Recording, str]]], list[Transcript]]  # all recordings of one, with their sources
@@ -104,7 +105,7 @@ def units_of(files: Sequence[str], speakers: Mapping[str, str] | None, channels:
         return [Unit(tuple(files), speaker="")]
     found: dict[str, list[str]] = {}
     for name in files:
-        stem = stem_of(name)
+        stem = nfc(stem_of(name))
         own = [stem] if channels == "average" else [each for each in speakers if is_of(each, [stem])]
         if not own or any(each not in speakers for each in own):
             raise unnamed(stem)
@@ -183,7 +184,7 @@ class _Work:
                 failed[name] = str(error)
                 continue
             for recording in recordings:
-                own = recording_name(name, name_of(recording))
+                own = nfc(recording_name(name, name_of(recording)))
                 if unit.speakers and own not in unit.speakers:
                     raise unnamed(own)
                 if unit.speakers and unit.speakers[own] != unit.speaker:

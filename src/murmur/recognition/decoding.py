@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress, TaskID
 
-from murmur.core.counted import are, counted, named
+from murmur.core.counted import are, counted
 from murmur.core.errors import SettingError
 from murmur.execution.processes import bar_of
 from murmur.recognition.recording_words import Word, is_sided, recording_lines, words_of
@@ -22,6 +22,7 @@ from murmur.recognition.trained_run import TrainedRun, no_scale
 from murmur.recognition.tuning import SearchRequest, graph_folder
 from murmur.run.timed import timed
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Utterance
+from murmur.speech.corpus.left_out import left_out as told_left_out
 from murmur.speech.decoding.decode_set import Decoded
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.graph_store import StoredGraph
@@ -112,10 +113,9 @@ def left_out(run: TrainedRun, corpus: Corpus, feats: Container[str]) -> dict[str
     reasons = {problem.utterance: problem.what for problem in corpus.problems}
     without = {u.id: _why_without(run, u) for u in corpus.utterances if u.id not in feats}
     if without:
-        told, reason = counted(len(without), "utterance"), next(iter(without.values()))
         log.warning(
-            "%s without features (%s): %s; the hypothesis is empty, and the words count as deleted",
-            *(told, reason, named(list(without))),
+            "%s; each has an empty hypothesis, and its words count as deleted",
+            told_left_out("utterance", list(without.items()), len(corpus)),
         )
     return {**reasons, **without}
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from murmur.core.errors import SettingError
+from murmur.core.printable import say
 from murmur.engine.experiment import describe, differences
 from murmur.engine.task import Task
 from murmur.report.records import is_number
@@ -32,7 +31,7 @@ def task_of(folder: Path, source: str, settings: Sequence[str], jobs: int | None
     found = located(folder, run, settings) if is_of(run, source) else []
     if is_of(run, source) and isinstance(then, dict):
         for said in _differences(then.get("task"), source, trained):
-            typer.echo(f"murmur: {source} has changed since {folder} was trained: {said}", err=True)
+            say(f"murmur: {source} has changed since {folder} was trained: {said}", err=True)
     return resolved(source, [*trained, *found, *settings], jobs).task
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from murmur.recognition.trained_run import TrainedRun
 from murmur.recognition.tuning import graph_folder
+from murmur.speech.corpus.channel_mean import has_signal
 from murmur.speech.corpus.recordings import Recording, cut_at_silences
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph_store import StoredGraph
@@ -24,6 +25,8 @@ from murmur.speech.decoding.recogniser import (
 from murmur.speech.decoding.transcript import Transcript, Word
 from murmur.speech.features.analysis import LogMel, Mfcc
 from murmur.tasks.word_search import WordSearch
+
+AROUND_SECONDS = 0.5
 
 
 class Pieces(NamedTuple):
@@ -85,24 +88,44 @@ class Transcriber:
         ]
 
     def of_features(self, recording: Recording, source: str, pieces: Pieces, feats: Sequence[np.ndarray]) -> Transcript:
-        """Transcribe a recording; `feats` are the features of the pieces that are long enough."""
+        """Transcribe a recording; `feats` are the features of the pieces that are long enough.
+
+        A search finds words in anything, so pieces of digital silence are not searched, and words in it are left out.
+        """
         rate_hz = recording.rate_hz
         words: list[Word] = []
         partial = False
-        for (first, _), feats_TF in zip(pieces.long_enough, feats, strict=True):
+        for (first, end), feats_TF in zip(pieces.long_enough, feats, strict=True):
+            if not has_signal(recording.samples[first:end]):
+                continue
             recognised, complete = self.recogniser(self.network.scores(feats_TF))
             partial = partial or not complete
-            words += [self._word(each, first / rate_hz, recording.seconds) for each in recognised]
+            found = (self._word(each, first / rate_hz, recording.seconds) for each in recognised)
+            words += [word for word in found if _has_signal(recording, word)]
         spans = tuple((first / rate_hz, end / rate_hz) for first, end in pieces.every)
-        short = not pieces.long_enough
         return Transcript(
-            source, recording.seconds, tuple(words), spans, partial, recording.changes, short, name_of(recording)
+            source,
+            recording.seconds,
+            tuple(words),
+            spans,
+            partial,
+            recording.changes,
+            too_short=not pieces.long_enough,
+            silent=not has_signal(recording.samples),
+            channel=name_of(recording),
         )
 
     def _word(self, found: RecognisedWord, begin_seconds: float, seconds: float) -> Word:
         frame_seconds = self.front.frame_shift_seconds * self.network.stack
         start, end = (min(begin_seconds + frame * frame_seconds, seconds) for frame in (found.first, found.end))
         return Word(found.word, start, end, found.confidence)
+
+
+def _has_signal(recording: Recording, word: Word) -> bool:
+    """True if there is a signal at a word, or close to it, since the times of words are not exact."""
+    first = max(word.start_seconds - AROUND_SECONDS, 0.0)
+    end = word.end_seconds + AROUND_SECONDS
+    return has_signal(recording.samples[int(first * recording.rate_hz) : int(end * recording.rate_hz)])
 
 
 def cut_into_pieces(recording: Recording, front: LogMel | Mfcc, longest_seconds: float) -> Pieces:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmur.core.counted import counted
+from murmur.report.json_lines import read_lines
 from murmur.report.read import ReportError
 from murmur.report.records import is_number
 
@@ -43,18 +42,12 @@ def is_grid(folder: Path) -> bool:
 def read_grid(folder: Path) -> ComparedCells:
     """Read cells.jsonl: the later of two lines with one digest counts; damaged lines are left out and noted."""
     cells: dict[str, Mapping[str, Any]] = {}
-    problems, damaged = [], []
-    with (folder / "cells.jsonl").open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                cell = json.loads(line)
-                cells[str(cell["digest"])] = {**cell, "name": _plain(cell["name"]), "status": str(cell["status"])}
-            except (ValueError, KeyError, TypeError, RecursionError):
-                damaged.append(number)
-    if damaged:
-        problems.append(
-            f"{folder / 'cells.jsonl'}: {counted(len(damaged), 'damaged line')} left out, the first is {damaged[0]}"
-        )
+    problems: list[str] = []
+
+    def take(cell: Any) -> None:
+        cells[str(cell["digest"])] = {**cell, "name": _plain(cell["name"]), "status": str(cell["status"])}
+
+    read_lines(folder / "cells.jsonl", take, problems)
     finished = [cell for cell in cells.values() if cell["status"] == "finished"]
     failed = tuple(
         f"{cell['name']} failed: {cell.get('error') or 'no reason was recorded'}"

@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from murmur.core.plain_files import UNREADABLE, refuse_link
+from murmur.core.whole_files import FinishedLines
 from murmur.report.about import strategy_of
 from murmur.report.cells import folders_of
 from murmur.report.names import names_of
@@ -64,6 +66,7 @@ def empty(target: Path) -> None:
     Raises:
         ReportError: the folder holds files that `write_events` did not write.
     """
+    refuse_link(target)
     if target.exists():
         if not (target / MARK).is_file():
             raise ReportError(f"{target} was not written by murmur report --tensorboard: name another folder")
@@ -73,18 +76,17 @@ def empty(target: Path) -> None:
 
 
 def records_of(run: Run) -> Iterator[Mapping[str, Any]]:
-    """Steps and evaluations with a known place; damaged lines are skipped, as in the page."""
+    """Steps and evaluations with a known place; damaged and unfinished lines are skipped, as in the page."""
     path = run.folder / "records.jsonl"
     if not path.is_file():
         return
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and all(is_number(row.get(key)) for key in ("samples", "seconds")):
-                yield row
+    for line in FinishedLines(path):
+        try:
+            row = json.loads(line)
+        except UNREADABLE:
+            continue
+        if isinstance(row, dict) and all(is_number(row.get(key)) for key in ("samples", "seconds")):
+            yield row
 
 
 def _about(writer: SummaryWriter, run: Run) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from murmur.core.counted import counted
+from murmur.core.printable import printable
 from murmur.report.about import strategy_of
 from murmur.report.drawn import short
 from murmur.report.records import is_number
@@ -46,19 +47,19 @@ def frame(run: Watched) -> RenderableType:
         parts.append(learners(run))
     if run.damaged:
         parts.append(Text(f"{counted(run.damaged, 'damaged record')} passed over", style="yellow"))
-    parts += [Text(line) for line in ending(run)]
+    parts += [Text(printable(line)) for line in ending(run)]
     return Group(*parts)
 
 
 def heading(run: Watched) -> Text:
     """Folder, strategy, learners, state."""
-    count = run.facts.get("learners") or len(run.seen) or 1
-    folder = " ".join(str(run.folder).split())
+    count = printable(str(run.facts.get("learners") or len(run.seen) or 1))
+    folder = printable(" ".join(str(run.folder).split()))
     folder = folder if len(folder) <= LONGEST_FOLDER else f"…{folder[1 - LONGEST_FOLDER :]}"
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(run.state, style=STYLES[run.state]).append("  ").append(folder, style="bold")
-    text.append(f"  {counted(count, 'learner')}")
-    strategy = strategy_of(run.facts)
+    text.append(f"  {count} learner{'' if count == '1' else 's'}")
+    strategy = printable(strategy_of(run.facts))
     return text.append(f"  {strategy}" if strategy != "-" else "")
 
 
@@ -88,7 +89,7 @@ def figures(run: Watched) -> list[Text]:
         made.append(Text(f"training loss {losses[-1]:.4f}  {sparkline(losses)}"))
     if records.evaluations:
         last = records.evaluations[-1]
-        told = "  ".join(f"{short(name)} {value:.4g}" for name, value in list(last.figures.items())[:4])
+        told = "  ".join(f"{printable(short(name))} {value:.4g}" for name, value in list(last.figures.items())[:4])
         made.append(Text(f"held-out at epoch {last.epoch:.2f}: {told}", no_wrap=True, overflow="ellipsis"))
     speed = run.samples_per_second
     words = [f"{records.last_samples:,.0f} samples"]
@@ -110,7 +111,7 @@ def learners(run: Watched) -> TerminalTable:
         shown = sorted(states)
     for learner in shown:
         state, words = states[learner]
-        table.add_row(*cells(run, learner), Text(f"{state} {words}".rstrip(), style=STYLES[state]))
+        table.add_row(*cells(run, learner), Text(printable(f"{state} {words}").rstrip(), style=STYLES[state]))
     if len(shown) < len(states):
         rest = [states[learner][0] for learner in states if learner not in shown]
         told = ", ".join(f"{rest.count(state)} {state}" for state in ORDER if state in rest)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.counted import counted
+from murmur.core.printable import printable
 from murmur.core.whole_files import in_place_of
 from murmur.report.about import COLUMNS, about, row, strategy_of, tiles
 from murmur.report.amounts import legend_suffix, warnings, with_shares
@@ -118,7 +119,7 @@ def write_report(runs: Sequence[Path], out: Path, audio: Sequence[Path] = ()) ->
     found = find_audio(audio, wanted)
     if audio and not any(path.is_file() for path in found.values()):
         log.warning("--audio: no recording of the %d test utterances is there", len(wanted))
-    write_text(Path(out), page(read, sections(shown), grids, found))
+    write_text(Path(out), printable(page(read, sections(shown), grids, found)))
     return Path(out)
 
 
@@ -135,7 +136,7 @@ def write_curve(runs: Sequence[Path], out: Path) -> Path:
     drawing = heldout([read_run(folder, name) for folder, name in zip(runs, names_of(runs), strict=True)], "seconds")
     if drawing is None:
         raise ReportError(f"no evaluation yet in any of {', '.join(map(str, runs))}: let them train on")
-    write_text(Path(out), f'<?xml version="1.0" encoding="utf-8"?>\n{drawing.svg}\n')
+    write_text(Path(out), f'<?xml version="1.0" encoding="utf-8"?>\n{printable(drawing.svg)}\n')
     return Path(out)
 
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmur.core.counted import counted
+from murmur.core.plain_files import UNREADABLE, read_plain
+from murmur.core.whole_files import FinishedLines
+from murmur.report.json_lines import read_lines
 from murmur.report.recognised import RecognisedUtterance, read_recognised
 from murmur.report.records import KINDS, MOST_POINTS, Evaluation, Records, is_number
 
@@ -130,8 +132,8 @@ def _object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
             problems.append(f"{path} is missing: its content is left out")
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        found = json.loads(read_plain(path))
+    except UNREADABLE as error:
         problems.append(f"{path} cannot be read ({error}): its content is left out")
         return {}
     if not isinstance(found, dict):
@@ -141,21 +143,11 @@ def _object(path: Path, problems: list[str], needed: bool) -> dict[str, Any]:
 
 
 def _records(path: Path, problems: list[str]) -> Records:
-    records, damaged = Records(), []
+    records = Records()
     if not path.is_file():
         problems.append(f"{path} is missing: there are no curves of this run")
         return records
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                records.add(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-                damaged.append(number)
-    if damaged:
-        shown = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
-        problems.append(
-            f"{path}: {counted(len(damaged), 'damaged record')} left out, line {shown} (a run cut off leaves one)"
-        )
+    read_lines(path, records.add, problems)
     if not records.evaluations:
         problems.append(f"{path} holds no evaluation yet: there is nothing held-out to show")
     return records
@@ -167,7 +159,7 @@ def _phases(folder: Path, records: Records, score: Mapping[str, Any], problems: 
     phases = {str(name): float(seconds) for name, seconds in told.items() if is_number(seconds)}
     if records.last_seconds > 0:
         phases["training"] = records.last_seconds
-    evaluation = sum(_evaluation_seconds(path) for path in sorted(folder.glob("trace*.json")))
+    evaluation = sum(_evaluation_seconds(path) for path in sorted(filter(Path.is_file, folder.glob("trace*.json"))))
     if evaluation > 0:
         phases["evaluation"] = evaluation
     if is_number(score.get("test_seconds")):
@@ -185,12 +177,11 @@ def _evaluation_seconds(path: Path) -> float:
 
 
 def _events(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if '"evaluation"' in line:
-                try:
-                    event = json.loads(line.strip().strip("[],"))
-                except (ValueError, RecursionError):
-                    continue  # the last event of a killed run
-                if isinstance(event, dict):
-                    yield event
+    for line in FinishedLines(path):
+        if b'"evaluation"' in line:
+            try:
+                event = json.loads(line.strip().strip(b"[],"))
+            except UNREADABLE:
+                continue
+            if isinstance(event, dict):
+                yield event

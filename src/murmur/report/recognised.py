@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from murmur.core.counted import counted
+from murmur.report.json_lines import read_lines
 
 KEYS = ("utterance", "speaker", "reference", "hypothesis")
 WORST = 10
@@ -51,19 +51,13 @@ def read_recognised(path: Path, problems: list[str]) -> tuple[RecognisedUtteranc
     """The utterances of recognised.jsonl; empty without such a file. Damaged lines are left out and noted."""
     if not path.is_file():
         return ()
-    found, damaged = [], []
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-                name, speaker, said, heard = (str(row[key]) for key in KEYS)
-                errors, words = int(row["errors"]), int(row["words"])
-            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                damaged.append(number)
-            else:
-                found.append(RecognisedUtterance(name, speaker, said, heard, errors, words))
-    if damaged:
-        problems.append(f"{path}: {counted(len(damaged), 'damaged line')} left out, the first is line {damaged[0]}")
+    found: list[RecognisedUtterance] = []
+
+    def take(row: Any) -> None:
+        name, speaker, said, heard = (str(row[key]) for key in KEYS)
+        found.append(RecognisedUtterance(name, speaker, said, heard, int(row["errors"]), int(row["words"])))
+
+    read_lines(path, take, problems)
     return tuple(found)
 
 
@@ -129,7 +123,7 @@ def find_audio(places: Sequence[Path], wanted: Iterable[str]) -> dict[str, Path]
             files = sorted(f for f in place.rglob("*") if f.suffix.lower() in MIME and f.stem in names)
             found.update({f.stem: f for f in files})
         elif place.is_file():
-            for line in place.read_text(encoding="utf-8", errors="replace").splitlines():
+            for line in place.read_text(encoding="utf-8", errors="replace").split("\n"):
                 name, _, path = line.strip().partition(" ")
                 if name in names and path and not path.rstrip().endswith("|"):
                     found[name] = _beside(place, path.strip())

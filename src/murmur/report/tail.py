@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from murmur.core.plain_files import plain_file
+
 AT_ONCE = 4_000_000  # bytes
 
 
@@ -22,9 +24,13 @@ class Tail:
         self._rest = b""
 
     def lines(self) -> list[bytes]:
-        """New lines, of at most AT_ONCE bytes; empty if nothing was added or there is no file yet."""
+        """New lines, of at most AT_ONCE bytes; empty if nothing was added or there is no file yet.
+
+        Raises:
+            NotPlainFile: a FIFO or another thing lies in the place of the file.
+        """
         try:
-            file = self.path.open("rb")
+            file = plain_file(self.path)
         except FileNotFoundError:
             return []
         with file:

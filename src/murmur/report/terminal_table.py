@@ -18,6 +18,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from murmur.core.printable import printable
+
 INSIDE = re.compile(r"(?<=\w\()(?=[^)])|(?<=[^\d],)(?=.)|(?<=,)(?=\D)")  # neither in `name()` nor in 1,234
 GAP = 2  # blanks between two columns without lines
 SHORT = 12  # cells up to this width, such as "13 h 42 min", are not wrapped
@@ -67,7 +69,7 @@ class TerminalTable:
         """
         if len(cells) != len(self.heads):
             raise ValueError(f"the table has {len(self.heads)} columns, the row {len(cells)} cells")
-        self.rows.append(([Text(cell) if isinstance(cell, str) else cell for cell in cells], style))
+        self.rows.append(([Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells], style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Rich tables that fit the width, with the title above the first and the caption below the last."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.core.recent_rate import RecentRate
 from murmur.report.records import Records, is_number
 from murmur.report.slow import WORDS
@@ -21,7 +22,6 @@ LEAST_SILENCE, SILENT_STEPS = 5.0, 20.0  # seconds; times the learner's usual st
 BACK_SECONDS = 60.0  # for which a returned learner counts as back
 QUIET_SECONDS = 60.0  # without a record, after which a run that has not ended counts as cut off
 ENDINGS = ("stopped", "failed", "killed", "cut off")  # of a run that has not finished
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass
@@ -201,7 +201,7 @@ class Watched:
 def _object(path: Path) -> Mapping[str, Any]:
     """A JSON object; empty if there is none, or one that is just being written."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(read_plain(path))
+    except (OSError, *UNREADABLE):
         return {}
     return found if isinstance(found, dict) else {}

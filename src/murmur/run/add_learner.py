@@ -14,8 +14,9 @@ from typing import Any
 
 from murmur.core.errors import SettingError
 from murmur.core.facts import Facts
+from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.engine.experiment import Experiment
-from murmur.run.folder.contents import LAUNCH, REQUEST, RUN, read_facts
+from murmur.run.folder.contents import LAUNCH, REQUEST, RUN, read_facts, refuse_links
 from murmur.run.origin import source_of
 from murmur.run.request import RunRequest
 from murmur.strategies import ALL
@@ -48,6 +49,7 @@ def one_more(run: Path, secret_file: Path, threads: int | None, trust: bool = Fa
         SettingError: learners cannot be added to this run, or one of its files is damaged.
         ConnectionError: the run has ended.
     """
+    refuse_links(run)
     files = [run / name for name in (RUN, REQUEST, LAUNCH)]
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
@@ -81,8 +83,8 @@ def _fields(path: Path, **kinds: type) -> dict[str, Any]:
         SettingError: a field is missing or of another type, or the file does not hold an object.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        found = json.loads(read_plain(path))
+    except UNREADABLE as error:
         raise SettingError(f"{path} is damaged ({error}): learners can be added to a run that is under way") from error
     wrong = [n for n, kind in kinds.items() if not isinstance(found, dict) or not isinstance(found.get(n), kind)]
     if wrong:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from murmur.core.counted import counted
 from murmur.core.facts import training_learners
 from murmur.core.flat import Layout
+from murmur.core.model_mode import in_training
 from murmur.core.moments import Moments
 from murmur.engine.experiment import Experiment, describe, in_short
 from murmur.engine.optimizer_fit import warn_of_optimizer
@@ -150,8 +151,12 @@ def parameter_table(model: nn.Module) -> TerminalTable:
 
 def first_steps(experiment: Experiment, model: nn.Module, device: str) -> FirstSteps:
     """Train a throw-away model on a few minibatches, as one learner would: one warm-up pass, one timed pass."""
+    with in_training(model):
+        return _timed_steps(experiment, model, device)
+
+
+def _timed_steps(experiment: Experiment, model: nn.Module, device: str) -> FirstSteps:
     optimizer = experiment.optimizer(model)
-    model.train()
     loss, norm, samples, shapes = math.nan, math.nan, math.nan, tuple[str, ...]()
     most = min(TIMED, max(1, experiment.total))
     warm, timed = list[float](), list[float]()

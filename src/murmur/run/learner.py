@@ -18,6 +18,7 @@ from murmur.core.facts import training_learners
 from murmur.core.group import PeerLost, WorldMismatch
 from murmur.core.membership import StoppedGracefully
 from murmur.core.native_thread import end_process
+from murmur.core.printable import log_to_stderr
 from murmur.core.stop_signals import Stoppable, Stopped
 from murmur.core.torch_private import HashStore, Store
 from murmur.core.world import Seat, World
@@ -89,12 +90,11 @@ def _learn_and_test(
         begins(seat)
         if seat.group.rank == 0 and place.size > 1 and isinstance(world, ProcessWorld) and not seat.late:
             write_launch(request, place)
-        training = training_learners(experiment.strategy, place.size)
-        if seat.group.rank not in (0, place.size - training):  # a server may take no steps
+        number = training_learners(experiment.strategy, place.size)
+        if seat.group.rank not in (0, place.size - number):  # a server may take no steps
             return ()
-        told = described(scaled.rule, training, scaled.optimizer)
-        log.info("scaling with %s: %s", counted(training, "learner"), told)
-        return (ProgressLine(scaled.total, training),)
+        log.info("scaling with %s: %s", counted(number, "learner"), described(scaled.rule, number, scaled.optimizer))
+        return (ProgressLine(scaled.total, number),)
 
     try:
         with StopWhenPolled() as asked:
@@ -107,11 +107,18 @@ def _learn_and_test(
         return LearnerEnd(PEER_LOST_STATUS)
     except (WorldMismatch, IncompleteRun, FloatingPointError, SettingError, ValueError, OSError) as error:
         log.error("learner %d: %s", place.rank, error)
-        return LearnerEnd(1, str(error) if place.size == 1 else f"learner {place.rank}: {error}")
+        status = PEER_LOST_STATUS if isinstance(error, IncompleteRun) and error.lost else 1
+        return LearnerEnd(status, str(error) if place.size == 1 else f"learner {place.rank}: {error}")
     asked.stop()  # a request after the last boundary: only the test is left
-    if outcome.leads:
+    if outcome.leads and not (outcome.found and is_tested(request.out)):
         report(request, experiment, outcome.model)
     return LearnerEnd(0)
+
+
+def is_tested(out: Path) -> bool:
+    """True if the test in a folder is not older than the model of the end of the run there."""
+    model, score = out / "model.json", out / "score.json"
+    return score.is_file() and score.stat().st_mtime_ns >= model.stat().st_mtime_ns
 
 
 def scaled_for(request: RunRequest, experiment: Experiment, learners: int) -> Experiment:
@@ -176,7 +183,7 @@ def tell_launcher(folder: Path, why: str) -> None:
 
 def main() -> None:
     """Entry point of a learner's process. Arguments: the file of the request, and --resume at a restart."""
-    logging.basicConfig(level=logging.INFO, format="murmur: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     with Stoppable(tell=None):
         try:
             status = learn(Path(sys.argv[1]), resume="--resume" in sys.argv[2:])

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import typer
-
 from murmur.core.path_checks import LEAST_BYTES, folder_to_write
+from murmur.core.printable import say
 from murmur.engine.record import duration
 from murmur.engine.task import Preparable, Unmade
 
@@ -42,7 +41,7 @@ def tell_preparation(task: object) -> Sequence[Unmade]:
     """
     missing = to_prepare(task)
     for line in preparation_lines(missing) if missing else ():
-        typer.echo(line, err=True)
+        say(line, err=True)
     return missing
 
 

@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from murmur.core.errors import SettingError, nearest
+from murmur.core.plain_files import read_plain
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.engine.experiment import Experiment
 from murmur.run.configuration import resolved
@@ -122,7 +123,7 @@ class RunRequest:
             OSError: it cannot be read.
         """
         try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
+            return cls.from_json(read_plain(path).decode())
         except ValueError as error:
             raise SettingError(f"{path} is damaged, or of another version: {error}") from error
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from murmur.core.errors import DamagedCheckpoint, SettingError, nearest
 from murmur.core.flat import Layout
+from murmur.core.plain_files import UNREADABLE, check_plain, read_plain
 from murmur.engine.checkpoints.checkpoint import layout_of, read_facts, read_pair
 from murmur.engine.task import (
     Checkable,
@@ -31,6 +32,7 @@ from murmur.engine.task import (
     piece_of,
     test_in,
 )
+from murmur.report.records import is_number
 
 Choice = Literal["lowest", "last", "best", "averaged"]
 FILES = {"last": "model", "best": "best", "averaged": "averaged"}
@@ -84,7 +86,7 @@ def told_choice(stem: Path, choice: Choice | None, facts: Mapping[str, Any]) -> 
     names = {file: name for name, file in FILES.items()}
     figures = facts.get("figures")
     loss = figures.get("loss") if isinstance(figures, dict) else None
-    told = f" {loss:.5g}" if isinstance(loss, int | float) else ""
+    told = f" {loss:.5g}" if isinstance(loss, float) or is_number(loss) else ""
     if stem.name not in names or not facts:
         return f"weights: {stem.name}"
     tested = choice is None and (stem.parent / "score.json").is_file()
@@ -122,7 +124,7 @@ def choose(out: Path, choice: Choice, digest: str | None = None) -> tuple[str, P
             if digest is None or found.get("experiment") == digest:
                 figures = found.get("figures")
                 loss = figures.get("loss") if isinstance(figures, dict) else None
-                losses[name] = loss if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
+                losses[name] = loss if loss is not None and is_number(loss) else math.inf
     if not losses or (choice != "lowest" and choice not in losses):
         raise SettingError(f"{out} has no {choice} model: a run needs a finite held-out loss to have one")
     name = min(losses, key=lambda n: losses[n]) if choice == "lowest" else choice
@@ -132,8 +134,8 @@ def choose(out: Path, choice: Choice, digest: str | None = None) -> tuple[str, P
 def _object(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file beside a model."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        found = json.loads(read_plain(path))
+    except UNREADABLE as error:
         raise SettingError(f"{path} is damaged ({error}): train again, or name a .safetensors file") from error
     if not isinstance(found, dict):
         raise SettingError(f"{path} holds a {type(found).__name__}, not an object: train again")
@@ -155,6 +157,7 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
     """
     if not stem.with_suffix(".json").is_file():
         try:
+            check_plain(stem.with_suffix(".safetensors"))
             named = load_file(stem.with_suffix(".safetensors"))
         except (SafetensorError, OSError) as error:
             raise SettingError(f"{stem.with_suffix('.safetensors')} cannot be read: {error}") from error
@@ -183,8 +186,12 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
 
 def _vector(vectors: Mapping[str, Tensor], part: str, stem: Path) -> Tensor:
     """Return a vector of a file."""
-    if part not in vectors or vectors[part].ndim != 1 or not vectors[part].is_floating_point():
-        raise DamagedCheckpoint(f"{stem}.safetensors holds no vector {part!r} of floating-point numbers")
+    if (
+        part not in vectors
+        or vectors[part].ndim != 1
+        or not (vectors[part].is_floating_point() or (part == "integers" and vectors[part].dtype == torch.int64))
+    ):
+        raise DamagedCheckpoint(f"{stem}.safetensors holds no vector {part!r} of numbers")
     return vectors[part]
 
 
@@ -194,7 +201,7 @@ def _cut(vector: Tensor, tensors: Any, part: str, stem: Path) -> tuple[dict[str,
         shapes = {str(name): [int(n) for n in shape] for name, shape in tensors[part]}
         cut = torch.split(vector, [math.prod(shape) for shape in shapes.values()])
         return dict(zip(shapes, cut, strict=True)), shapes
-    except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+    except (*UNREADABLE, RuntimeError) as error:
         raise DamagedCheckpoint(f"{stem}.json: its list of {part} does not fit the vector: {error}") from error
 
 

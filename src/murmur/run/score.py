@@ -12,11 +12,12 @@ from pathlib import Path
 
 from torch import nn
 
+from murmur.core.printable import say
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.engine.experiment import Experiment
 from murmur.engine.task import REPORTS, DescribesModel, Recognises, test_in
 from murmur.execution.told_once import told_once
-from murmur.run.folder.contents import DESCRIPTION, RECOGNISER
+from murmur.run.folder.contents import DESCRIPTION, RECOGNISER, refuse_links
 from murmur.run.request import RunRequest
 from murmur.run.saved_model import Initialised, choose, read_into, told_choice
 
@@ -27,6 +28,7 @@ DECODED = "decoded"  # folder with the results of an unfinished test
 
 def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> None:
     """Test the model that represents the run, chosen by held-out loss alone; print its lines and save its figures."""
+    refuse_links(request.out)
     name, stem = choose(request.out, request.tested, experiment.digest())
     facts = read_into(model, stem)
     figures = facts["figures"]
@@ -39,7 +41,7 @@ def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> Non
     told = told_choice(stem, request.tested, facts)
     shown = [*score.lines[: score.others], *(f"{line}; {told}" for line in score.lines[score.others :])]
     for line in shown:
-        print(line, flush=True)
+        say(line)
     saved = {
         "test": dict(score.figures),
         "heldout": figures,

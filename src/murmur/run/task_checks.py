@@ -7,6 +7,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from murmur.core.errors import SettingError
+from murmur.core.plain_files import check_plain
 from murmur.engine.experiment import Experiment
 from murmur.engine.task import Checkable
 from murmur.run.saved_model import FILES, Choice, find_model
@@ -21,6 +22,7 @@ def model_to_read(path: Path, choice: Choice | None = None) -> Path:
     stem = find_model(path, choice)
     file = stem.with_suffix(".safetensors")
     try:
+        check_plain(file)
         with safe_open(file, framework="numpy"):
             return stem
     except (SafetensorError, OSError) as error:

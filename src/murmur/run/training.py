@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.counted import counted
-from murmur.core.errors import SettingError
+from murmur.core.errors import DamagedCheckpoint, SettingError
 from murmur.core.facts import Facts, training_learners
 from murmur.core.group import PeerLost
 from murmur.core.world import Seat
 from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
+from murmur.engine.checkpoints.checkpoint import read_facts as read_facts_of_pair
 from murmur.engine.checkpoints.resume import check_resumable
 from murmur.engine.experiment import Experiment, describe
 from murmur.engine.scaling import described
@@ -28,6 +29,7 @@ from murmur.run.agreed_folder import FolderMember, MpiChannel, StoreChannel, fol
 from murmur.run.commit import commit
 from murmur.run.folder.contents import REQUEST, read_facts
 from murmur.run.folder.opened import OpenedRun, opened
+from murmur.run.folder.state import read_ending
 from murmur.run.learner import run_learner, scaled_for, torch_world
 from murmur.run.origin import described_origin
 from murmur.run.request import RunRequest
@@ -67,11 +69,26 @@ def train(request: RunRequest, experiment: Experiment) -> int:
         with told_once(log.info):
             experiment.task.prepare()
         check_model(request, experiment)
+        if request.resume and is_finished(request, experiment):
+            log.info("%s is finished, with its model and score: nothing is computed again", request.out)
+            return 0
         run.begin()
         write_run(request, experiment)
         if request.learners == 1:
             return run.end(*run_learner(request, experiment, Place(0, 1, 0, "127.0.0.1", 0)))
         return run.end(launch(request, experiment, secret, run.lock.descriptor))
+
+
+def is_finished(request: RunRequest, experiment: Experiment) -> bool:
+    """True if the last launch in the folder has ended with a complete run, of the present budget."""
+    ending = read_ending(request.out)
+    if ending is None or ending.state != "finished" or not all((request.out / name).is_file() for name in WHOLE):
+        return False
+    try:
+        done = read_facts_of_pair(request.out / "model").get("minibatches")
+    except DamagedCheckpoint:
+        return False
+    return bool(done == scaled_for(request, experiment, request.learners).total)
 
 
 def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int) -> int:

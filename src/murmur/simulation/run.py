@@ -13,13 +13,16 @@ from pathlib import Path
 
 import torch
 
-from murmur.core.errors import SettingError
+from murmur.core.errors import IncompleteRun, SettingError
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.group import PeerLost
+from murmur.core.plain_files import making_sense
+from murmur.core.whole_files import FinishedLines
 from murmur.core.world import Seat
 from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
 from murmur.engine.experiment import Experiment
+from murmur.engine.record import read_line
 from murmur.engine.stacked import NotStackable, check_stackable, draw_together
 from murmur.engine.trainer import Trainer
 from murmur.execution.processes import run_in_workers
@@ -56,11 +59,14 @@ def side_by_side(simulations: Sequence[Simulation], jobs: int) -> list[Account |
 
 
 def attempt(simulation: Simulation, labelled: bool = False) -> Account | Failure:
-    """Simulate; return a `Failure` if a needed learner was lost, training diverged, or learners wait for ever."""
+    """Simulate; return a `Failure` if a needed learner was lost, training diverged, or learners wait for ever.
+
+    A run in which a lost learner has left minibatches fails too.
+    """
     label = simulation.out.name if labelled else ""
     try:
         return simulate(simulation, label)
-    except (PeerLost, FloatingPointError) as error:
+    except (PeerLost, FloatingPointError, IncompleteRun) as error:
         return Failure(simulation.strategy or simulation.source, str(error))
     except (Deadlock, Livelock) as error:
         return Failure(simulation.strategy or simulation.source, f"the run cannot end: {error}")
@@ -162,13 +168,11 @@ def behind(out: Path) -> tuple[float, Counter[int], list[float]]:
     if found is None:
         return 0.0, done, []
     facts = found.facts
-    for line in (out / "records.jsonl").read_text().splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a partial line of a killed process
-        done[record["learner"]] += record["kind"] == "step" and record["minibatches"] < facts["minibatches"]
-    return float(facts["seconds"]), done, facts["counted"].get("sent_bytes", [])
+    for record in map(read_line, FinishedLines(out / "records.jsonl")):
+        if record is not None and record["kind"] == "step":
+            done[int(record["learner"])] += record["minibatches"] < facts["minibatches"]
+    with making_sense(out / "checkpoints", "move the newest checkpoint away"):
+        return float(facts["seconds"]), done, [float(sent) for sent in facts["counted"].get("sent_bytes", [])]
 
 
 def allow_files(learners: int) -> None:

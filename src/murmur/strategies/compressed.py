@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from murmur.core.compression import COMPRESSIONS, CompressedGroup
-from murmur.core.facts import FactsOfInner, vectors_of
+from murmur.core.facts import FactsOfInner, check_only_layer, vectors_of
 from murmur.core.learner import Learner, Strategy
 from murmur.strategies.kavg import KAVG
 
@@ -26,6 +26,7 @@ class Compressed(FactsOfInner):
     compression: str = "bfloat16"
 
     def __post_init__(self) -> None:
+        check_only_layer(self)
         if self.compression not in COMPRESSIONS:
             raise ValueError(f"there is no compression {self.compression!r}; there are {', '.join(COMPRESSIONS)}")
 

@@ -6,90 +6,42 @@ The share of a super-learner is that of all its members.
 
 For strategies in which all learners claim (ADPSGD): published asynchronous systems with partitioned data work this way.
 No other learner takes over a straggler's share, so the run lasts as long as the slowest learner needs for its L-th
-part; the rest of a lost learner's share is never done. With `task.chunks.parts` = L a share is also a fixed part of the
-corpus. Lock-step strategies assign minibatches like this anyway.
+part; only what a lost learner has left is taken over, by those that have done their own. With `task.chunks.parts` = L a
+share is also a fixed part of the corpus. Lock-step strategies assign minibatches like this anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
-from murmur.core.barrier import Barrier
-from murmur.core.facts import Facts, FactsOfInner, learners_for, vectors_of
+from murmur.core.facts import FactsOfInner, check_only_layer, fact, some_serve, vectors_of
 from murmur.core.group import Group, GroupAround
 from murmur.core.learner import Learner, Strategy
-from murmur.core.membership import NOTHING, Membership, Preparation, View
+from murmur.core.membership import Membership, Shares
 from murmur.strategies.adpsgd import ADPSGD
-
-DONE = "own share done"
-
-
-class ShareMembership(Membership):
-    """Membership that hands out this learner's share; everything else comes from the group's membership table.
-
-    Args:
-        group: Group of the learners.
-        place: Position of this learner, or of the first member of its super-learner, among all `of` learners.
-        of: Number of learners.
-    """
-
-    def __init__(self, group: Group, place: int, of: int) -> None:
-        self._group, self._place, self._of = group, place, of
-        self._done = Barrier(group, DONE)
-        self._left = True
-        self._next: range | None = None
-        self._rest = (range(0), 0, 0)  # starts of its open and later claims, their size, and the end of the budget
-
-    def view(self, fresh: bool = False) -> View:
-        return self._group.membership.view(fresh)
-
-    def claim(self, first: int, total: int, size: int = 1) -> range | None:
-        # The counter is shared, so that a learner that is started again goes on behind its earlier claims.
-        turn = self._group.count(f"share of {self._group.rank}", 1) - 1
-        start = first + self._place + turn * self._of
-        self._rest = range(start, total, self._of), size, total
-        self._left = start < total
-        following = range(start + self._of, min(start + self._of + size, total))
-        self._next = following or None
-        return range(start, min(start + size, total)) or None
-
-    def unfinished(self) -> Collection[int]:
-        """Return the rest of this learner's own share; the others know theirs."""
-        starts, size, total = self._rest
-        return [n for start in starts for n in range(start, min(start + size, total))]
-
-    def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:  # noqa: ARG002 - no matter when
-        if self._next is not None:
-            preparation.begin(self._next)
-
-    @property
-    def complete(self) -> bool:
-        return self._group.membership.complete
-
-    @property
-    def spent(self) -> bool:
-        return not self._left and self._done.arrive()
-
-    def arrive(self, barrier: str) -> bool:
-        return self._group.membership.arrive(barrier)
-
-    def leave(self) -> None:
-        self._group.membership.leave()
 
 
 class SharesGroup(GroupAround):
-    """The learners of `inner`, with a membership that hands out shares."""
+    """The learners of `inner`, with a membership whose numbers are divided into shares.
+
+    Args:
+        inner: Group of learners or super-learners.
+        places: Position of each, or of its first member, among all `of` learners.
+        of: Number of learners.
+    """
 
     def __init__(self, inner: Group, places: Sequence[int], of: int) -> None:
         super().__init__(inner)
         self._places, self._of = places, of
-        self._shares = ShareMembership(inner, places[inner.rank], of)
 
-    @property
+    @cached_property
     def membership(self) -> Membership:
-        return self._shares
+        membership = self.inner.membership
+        membership.divide(Shares(tuple(self._places), self._of))
+        return membership
 
     def split(self, parts: Sequence[Sequence[int]]) -> SharesGroup | None:
         part = self.inner.split(parts)
@@ -101,18 +53,25 @@ class SharesGroup(GroupAround):
 
 @dataclass(frozen=True)
 class OwnShares(FactsOfInner):
-    """`strategy` with shares assigned before the run."""
+    """`strategy` with shares assigned before the run.
+
+    Raises:
+        ValueError: `strategy` goes in lock-step, has servers, or assigns shares itself.
+    """
 
     strategy: Strategy = field(default_factory=ADPSGD)
     assigns_minibatches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if learners_for(self.strategy, 2) > 2:
-            name = type(self.strategy).__name__
+        check_only_layer(self)
+        name = type(self.strategy).__name__
+        if fact(self.strategy, "lock_step"):
+            raise ValueError(f"{name} goes in lock-step and assigns each learner its share already: without OwnShares")
+        if some_serve(self.strategy):
             raise ValueError(f"{name} cannot run with assigned shares: its servers would leave theirs undone")
 
     async def __call__(self, me: Learner) -> None:
-        me.group = SharesGroup(me.group, me.keepers, me.seat.group.size)
+        me.group = SharesGroup(me.group, [me.keepers[r] for r in range(me.group.size)], me.seat.group.size)
         await self.strategy(me)
 
     @property
@@ -121,7 +80,7 @@ class OwnShares(FactsOfInner):
 
     @property
     def tolerates_loss(self) -> bool:
-        return Facts.of(self.strategy).tolerates_loss
+        return bool(fact(self.strategy, "tolerates_loss"))
 
     def vectors_sent(self, learners: int, samples: float) -> float:
         return vectors_of(self.strategy, learners, samples)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from murmur.core.facts import Facts, FactsOfInner, Planner, training_learners, vectors_of
+from murmur.core.facts import Facts, FactsOfInner, Planner, fact, layers, training_learners, vectors_of
 from murmur.core.learner import Learner, Strategy
 from murmur.core.membership import RunOver, StoppedGracefully
-from murmur.core.super_learner import Leader, follow
+from murmur.core.super_learner import Leader, follow, form_again
 from murmur.strategies.adpsgd import ADPSGD
 
 
@@ -26,6 +26,9 @@ class SuperLearners(FactsOfInner):
     Attributes:
         outer: Strategy of the super-learners.
         node_size: Learners of a super-learner; the last one has the remainder.
+
+    Raises:
+        ValueError: `node_size` is less than 1, or `outer` runs super-learners too.
     """
 
     outer: Strategy = field(default_factory=ADPSGD)
@@ -34,11 +37,16 @@ class SuperLearners(FactsOfInner):
     def __post_init__(self) -> None:
         if self.node_size < 1:
             raise ValueError(f"SuperLearners needs node_size >= 1, got {self.node_size}")
+        if any(isinstance(layer, SuperLearners) for layer in layers(self.outer)):
+            raise ValueError("SuperLearners stands twice in one strategy: choose one node_size, the product of both")
 
     async def __call__(self, me: Learner) -> None:
         size = me.group.size
         first = range(0, size, self.node_size)
-        super_learner = me.group.split([range(s, min(s + self.node_size, size)) for s in first])
+        members = [range(s, min(s + self.node_size, size)) for s in first]
+        super_learner = me.group.split([] if me.seat.late else members)
+        if me.seat.late:
+            super_learner = await form_again(me, members[me.group.rank // self.node_size])
         leaders = me.group.split([first])
         assert super_learner is not None
         if leaders is None:
@@ -61,7 +69,7 @@ class SuperLearners(FactsOfInner):
 
     @property
     def gradients_a_step(self) -> int | None:
-        outer = Facts.of(self.outer).gradients_a_step
+        outer = fact(self.outer, "gradients_a_step")
         return None if outer is None else outer * self.node_size
 
     @property
@@ -82,7 +90,7 @@ class SuperLearners(FactsOfInner):
         leaders = -(-learners // self.node_size)
         members = (learners - leaders) / learners  # the last super-learner may be smaller
         outer = vectors_of(self.outer, leaders, samples)  # frames between averages are those of a member
-        copies = 0.0 if outer == 0 else members / (Facts.of(self.outer).sets_weights_every or 1)
+        copies = 0.0 if outer == 0 else members / (fact(self.outer, "sets_weights_every") or 1)
         return 2 * members + outer * leaders / learners + copies
 
     @property

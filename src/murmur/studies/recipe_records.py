@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from murmur.core.whole_files import FinishedLines
+
 ENDING = " wer"
 
 
@@ -56,14 +58,14 @@ def _hybrid_row(name: str, system: str, figures: dict[str, float]) -> dict[str, 
 
 
 def _ctc_row(name: str, figures: dict[str, float], out: Path) -> dict[str, Any]:
-    recognised = [json.loads(line) for line in (out / "recognised.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in FinishedLines(out / "recognised.jsonl")]
     return {
         "set": name,
         "system": "network",
         "split": "test",
         "wer": round(figures["wer"], 3),
-        "errors": sum(each["errors"] for each in recognised),
-        "words": sum(each["words"] for each in recognised),
+        "errors": sum(each["errors"] for each in lines),
+        "words": sum(each["words"] for each in lines),
         "interval": [round(figures[end], 3) for end in ("low", "high")],
     }
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.errors import SettingError
+from murmur.core.model_mode import evaluating
 from murmur.execution.cores import cores_here
 from murmur.speech import models
 from murmur.speech.corpus.corpus import Corpus
@@ -31,6 +32,7 @@ from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.speaker_columns import joined
 from murmur.tasks.speaker_inputs import Estimate, SpeakerInputs
 
+MOST_LAYERS = 1000
 BATCH = 32  # utterances that a network without a prior scores together
 ARRAYS = "acoustic.npz"
 NETWORKS: dict[str, type] = {kind.__name__: kind for kind in get_args(models.Network)}
@@ -210,18 +212,14 @@ class AcousticModel:
 def posteriors(network: nn.Module, feats: Mapping[str, np.ndarray], stack: int) -> Iterator[tuple[str, np.ndarray]]:
     """Pairs of utterance and (U, C) ln P(column | frame), float32, computed in batches of similar length."""
     names = list(feats)
-    device, training = next(network.parameters()).device, network.training
-    network.eval()
-    try:
-        for group in UtteranceBatches(tuple(len(feats[name]) for name in names), BATCH).in_order():
-            with torch.inference_mode():
-                feats_NTF, lengths_N = pad([feats[names[i]] for i in group])
-                logits_NUC = network(feats_NTF.to(device), lengths_N.to(device))
-                rows = logits_NUC.log_softmax(-1).float().cpu().numpy()
-            frames = ((lengths_N + stack - 1) // stack).tolist()
-            yield from ((names[i], row[:u]) for i, row, u in zip(group, rows, frames, strict=True))
-    finally:
-        network.train(training)
+    device = next(network.parameters()).device
+    for group in UtteranceBatches(tuple(len(feats[name]) for name in names), BATCH).in_order():
+        with evaluating(network), torch.inference_mode():
+            feats_NTF, lengths_N = pad([feats[names[i]] for i in group])
+            logits_NUC = network(feats_NTF.to(device), lengths_N.to(device))
+            rows = logits_NUC.log_softmax(-1).float().cpu().numpy()
+        frames = ((lengths_N + stack - 1) // stack).tolist()
+        yield from ((names[i], row[:u]) for i, row, u in zip(group, rows, frames, strict=True))
 
 
 def training_statistics(train: Corpus, front: LogMel, cache: Path, absent: Absent, delta_order: int = 0) -> Pair:
@@ -277,6 +275,9 @@ def _value(value: Any, wanted: Any) -> Any:
 
 def _network(content: Mapping[str, Any]) -> NetworkConfig:
     name, values = str(content["type"]), dict(content["values"])
+    layers = values.get("layers", 1)
+    if isinstance(layers, int) and layers > MOST_LAYERS:  # each would be made, before sizes are compared
+        raise ValueError(f"a network of {layers} layers, more than {MOST_LAYERS}")
     if name not in NETWORKS:
         return UnknownNetwork(name, values)
     made: NetworkConfig = made_network(NETWORKS[name], values)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import typer
 
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write
+from murmur.core.printable import say
 from murmur.engine.checkpoints.checkpoint import write_whole
-from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.corpus import Corpus, losses
 from murmur.speech.corpus.file_errors import naming
 from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
 from murmur.speech.corpus.lhotse_cuts import read_cuts
@@ -83,7 +83,7 @@ def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
     store = make_features(corpus, front, how.out, how.jobs, progress=True)
     write_statistics(store, wanted.scope)
     write_summary(store, source, wanted.scope)
-    typer.echo(f"{store.summary()}\n{store.folder}")
+    say(f"{store.summary()}\n{store.folder}")
 
 
 def make_aligned(corpus: Corpus, front: Front, alignments: Path, scope: Scope, how: Making) -> FrameStore:
@@ -115,17 +115,17 @@ def make_from_shar(source: Path, scope: Scope, how: Making) -> FrameStore:
 
 
 def tell_store(store: FrameStore) -> None:
-    """Print one line about a prepared corpus, one per problem, and its folder."""
+    """Print one line about a prepared corpus, one about what is left out, and its folder."""
     size = sum(path.stat().st_size for path in store.folder.iterdir())
     frames = int(store.lengths.sum())
-    typer.echo(
+    say(
         f"{counted(frames, 'frame')} of {counted(store.dims, 'value')}, {counted(len(store), 'utterance')}, "
         f"{len(store.problems)} skipped, "
         f"{store.storage}, {size / 1e6:.1f} MB"
     )
-    for problem in store.problems:
-        typer.echo(f"skipped {problem}")
-    typer.echo(str(store.folder))
+    if store.problems:
+        say(losses(store.problems, len(store)))
+    say(str(store.folder))
 
 
 def _frames_folder(out: Path, *content: str) -> Path:
@@ -203,7 +203,8 @@ def write_statistics(store: FeatureStore, scope: Scope) -> None:
     pairs = [statistics(store[u] for u in members[name]) for name in names]
     path = store.folder / f"cmvn-{scope}.npz"
     beside = path.with_name(f".{path.name}")
-    with naming(path), beside.open("wb") as file:
+    beside.unlink(missing_ok=True)  # left by a killed program
+    with naming(path), beside.open("xb") as file:
         np.savez(
             file,
             names=np.array(names),

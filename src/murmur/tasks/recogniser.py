@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.errors import SettingError
+from murmur.core.plain_files import refuse_link
 from murmur.speech.corpus.atomic_folder import atomic_folder
 from murmur.speech.corpus.file_errors import making_sense_of, read_object
 from murmur.speech.features.shards import sha256_of
@@ -84,6 +85,8 @@ class PortableRecogniser:
             adapted = AdaptedGaussians.open(values["adapted"], files) if "adapted" in values else None
             acoustic = AcousticModel.open(values["acoustic"], files, adapted)
             graphs = SOURCES[values["graphs"]["kind"]].open(values["graphs"], files)
+        for written in (folder, folder / GRAPHS):
+            refuse_link(written, " (graphs are written there)")
         return PortableRecogniser(acoustic, graphs, folder / GRAPHS, adapted=adapted)
 
 

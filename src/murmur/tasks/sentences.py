@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from murmur.core.errors import SettingError
-from murmur.speech.corpus.file_errors import not_utf8
 from murmur.speech.corpus.kaldi_dir import read_table
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.corpus.published.transcripts import WRITINGS, Writing
+from murmur.speech.corpus.text_lines import text_lines
 
+log = logging.getLogger(__name__)
 SUFFIXES = (".txt", ".txt.gz")
 
 
@@ -42,11 +43,13 @@ def sentences_of(paths: Sequence[Path], writing: Writing = "as-is") -> list[str]
             transcripts (capitals without punctuation; capitals without spaces). Transcripts stay as they are.
 
     Raises:
-        SettingError: a file is missing or not UTF-8, or all are empty.
+        SettingError: a file is missing, or all are empty.
+        CorpusError: a file is damaged or not UTF-8.
     """
     check_text(paths)
     lines: list[str] = []
     for path in paths:
+        _tell_other_files(path)
         for file in files_of(path):
             if file == path / "text":
                 lines += read_table(file, values_required=False).values()
@@ -65,22 +68,14 @@ def files_of(path: Path) -> list[Path]:
     return _files_in(path) if path.is_dir() else [path]
 
 
-def text_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file, unpacked if its name ends in .gz; a line ends at LF or CR LF.
-
-    Raises:
-        SettingError: the file is missing, damaged or not UTF-8.
-    """
-    if not path.is_file():
-        raise SettingError(f"there is no file {path}")
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines = raw.decode("utf-8-sig").split("\n")  # str.splitlines also cuts at form feeds and U+2028
-        return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise SettingError(f"{path} is damaged: {error}") from error
-    except UnicodeDecodeError as error:
-        raise SettingError(not_utf8(path, error)) from error
+def _tell_other_files(path: Path) -> None:
+    """Log the files of a folder of texts that are not read."""
+    if not path.is_dir() or (path / "text").is_file():
+        return
+    files = sorted(each.name for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
+    others = [(name, f"only {' and '.join(SUFFIXES)} are read") for name in files if not name.endswith(SUFFIXES)]
+    if others:
+        log.warning("%s: %s", path, left_out("file", others, len(files)))
 
 
 def _files_in(folder: Path) -> list[Path]:

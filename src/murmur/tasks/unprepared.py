@@ -53,7 +53,7 @@ def _seconds(utterance: Utterance) -> float | None:
         return audio.end_seconds - audio.start_seconds
     try:
         with open_sound(audio.path) as file:
-            return float(file.frames / file.samplerate) - audio.start_seconds
+            return file.frames / file.rate_hz - audio.start_seconds
     except (soundfile.SoundFileError, OSError):
         return None  # preparation will report it
 

@@ -77,7 +77,7 @@ class Vocabulary:
         Raises:
             SettingError: a word has no pronunciation, or a pronunciation has a phone that is not in `phones`.
         """
-        own = [] if self.lexicon is None else read_lexicon(self.lexicon)
+        own = [] if self.lexicon is None else read_lexicon(self.lexicon, phones)
         given = {word for word, _ in own}
         entries = [*own, *(entry for entry in base if entry[0] not in given)]
         guess = self._guess(base, phones)

@@ -59,7 +59,9 @@ def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.
     warn_of_optimizer(strategy, Moments(optimizer, Layout.trainable(model)))
 
 
-def terms(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> dict[str, str]:
+def terms(
+    strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, rules: Mapping[str, str]
+) -> dict[str, str]:
     """Return the terms that must be equal on all learners, by name."""
     tensors = [f"{n} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for n, p in model.named_parameters()]
     tensors += [f"{n} {tuple(b.shape)} {b.dtype}" for n, b in model.named_buffers()]
@@ -72,6 +74,7 @@ def terms(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer
         "plan": str((plan.total_steps, plan.samples_per_step)),
         "optimizer": f"{type(optimizer).__qualname__} with parameter groups of {groups}",
         "model": "; ".join(tensors),
+        "rules of buffers": str(dict(rules)),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from murmur.core.group import Group, GroupAround, PeerLost
-from murmur.core.membership import Membership, View
+from murmur.core.membership import Membership, Shares, View
 from murmur.core.world import Seat
 
 
@@ -88,6 +88,9 @@ class LoopMembership(Membership):
         end = first + self.group.count("claims", size + loops.claims_before)
         loops.claims, loops.claims_before = loops.claims + size, 0
         return range(end - size, end)
+
+    def divide(self, shares: Shares) -> None:  # noqa: ARG002 - nothing to divide
+        raise TypeError("minibatches come from the learners' own loops: they cannot be divided into shares")
 
     @property
     def complete(self) -> bool:

@@ -22,11 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from murmur.core.buffers import Buffers, Rule
 from murmur.core.facts import Facts
-from murmur.core.flat import Layout
+from murmur.core.flat import Layout, ordinary_tensors
 from murmur.core.group import Group
 from murmur.core.learner import Learner, Progress, Strategy
 from murmur.core.membership import ENDED
+from murmur.core.tensor_bytes import take_over_first
 from murmur.core.torch_private import HashStore, Store
 from murmur.core.weights import Weights
 from murmur.core.world import Seat, drive
@@ -35,7 +37,7 @@ from murmur.user_loop.answers import Answers
 from murmur.user_loop.ending import take_over
 from murmur.user_loop.group import JoinedGroup, Loops, group_of_next_block
 from murmur.user_loop.keeper import Keeper
-from murmur.user_loop.loop import Loop, LoopSeat, Offer, advance
+from murmur.user_loop.loop import Loop, LoopSeat, Offer, advance, telling_who_is_lost
 from murmur.user_loop.rounds import RoundSource
 from murmur.user_loop.source import Plan, positive
 from murmur.worlds.process.launch.environment import Place, place_of
@@ -53,6 +55,7 @@ def join(
     optimizer: torch.optim.Optimizer,
     plan: Plan | None = None,
     seat: Seat | Place | None = None,
+    buffers: Mapping[str, Rule] | None = None,
 ) -> Joined:
     """Make a training loop one of several learners.
 
@@ -65,13 +68,15 @@ def join(
         plan: Facts that a few strategies need; they ask for them.
         seat: Seat in an existing world, or place in a launch (`murmur.take_place`); None: the place that the launcher
             gave this process.
+        buffers: Rules of the model's buffers ("mean", "first", "own"), by name or pattern (`*.mask`), in place of those
+            that `murmur.core.buffers` lists.
 
     Raises:
         TypeError: The strategy is a class, or none at all.
         ValueError: The optimizer holds parameters that the model does not, or not all trainable ones of the model, or
-            needs a closure.
+            needs a closure. Or parameters share memory, or a rule fits no buffer.
     """
-    return Joined(strategy, model, optimizer, plan or Plan(), seat)
+    return Joined(strategy, model, optimizer, plan or Plan(), seat, buffers or {})
 
 
 class Joined:
@@ -94,6 +99,7 @@ class Joined:
         optimizer: torch.optim.Optimizer,
         plan: Plan,
         seat: Seat | Place | None,
+        buffers: Mapping[str, Rule],
     ) -> None:
         check_joinable(strategy, model, optimizer)
         self.strategy, self.model, self.optimizer, self.plan = strategy, model, optimizer, plan
@@ -102,21 +108,24 @@ class Joined:
         at = self._place if self._given is None else self._given.group
         self.rank, self.size = at.rank, at.size
         self._layout = Layout.trainable(model)
+        self._buffers = Buffers(model, buffers)
         self._ended = self._entered = self._left = False
+        self._failure: BaseException | None = None
         self._running: Coroutine[Any, Any, None] | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Joined:
         if self._entered:
             raise RuntimeError("this loop has had its block: call murmur.join again for another one")
-        with ExitStack() as stack:
-            if self._given is None:
-                seat = self._own_seat(stack)
-                self._sit(seat, seat.group)
-            else:
-                self._sit(self._given, group_of_next_block(self._given))
-            drive(self._begin())
-            self._source.keep_buffers()
+        with ExitStack() as stack, ordinary_tensors():
+            with telling_who_is_lost(self.rank):
+                if self._given is None:
+                    seat = self._own_seat(stack)
+                    self._sit(seat, seat.group)
+                else:
+                    self._sit(self._given, group_of_next_block(self._given))
+                begun = drive(self._begin())
+            self._buffers.begin(begun)
             guard = self.optimizer.register_step_pre_hook(self._refuse)
             stack.callback(guard.remove)
             self._stack = stack.pop_all()
@@ -177,26 +186,28 @@ class Joined:
         self._all = JoinedGroup(group, Loops(group), range(group.size))
         weights = Weights(self._layout)
         self._loop = Loop(weights, self._all)
-        source = RoundSource(self._layout, self.model, self.optimizer, self.plan, self._loop, self._all)
+        given = (self._layout, self.model, self.optimizer, self.plan, self._loop, self._all, self._buffers)
+        source = RoundSource(*given)
         self._source = source
         self._seat = LoopSeat(seat, self._all, self._loop)
         self._me = Learner(self._seat, weights, source, Facts.of(self.strategy).lock_step)
         source.follow(self._me, self.strategy)
         self._keeper = Keeper(self._me, self._loop, source, self._all)
         self._steps_before = 0
-        self._answers = Answers(group, self._loop, lambda: source.buffers)
+        self._answers = Answers(group, self._loop, self._buffers)
 
-    async def _begin(self) -> None:
-        """Check that all learners agree, and begin with learner 0's model."""
-        group = self._world
+    async def _begin(self) -> dict[str, float] | None:
+        """Check that all learners agree, and begin with learner 0's model; return the digests of its tensors."""
+        group, digests = self._world, None
         if group.size == 1:
-            return
+            return None
         if not self._seat.late:
-            await agree(group, self._source.layout.device, terms(self.strategy, self.model, self.optimizer, self.plan))
-            for layout in (Layout.everything(self.model), Layout.whole_numbers(self.model)):
-                if layout.tensors:
-                    layout.scatter(await group.broadcast(layout.gather()))
+            agreed = terms(self.strategy, self.model, self.optimizer, self.plan, self._buffers.rules)
+            await agree(group, self._source.layout.device, agreed)
+            named = [*self.model.named_parameters(), *self.model.named_buffers()]
+            digests = dict(zip((name for name, _ in named), await take_over_first(group, named), strict=True))
         self._answering = self._seat.spawn(self._answers.serve(), "answers about the model")
+        return digests
 
     def _refuse(self, *_: object) -> None:
         if not self._source.stepping:
@@ -222,6 +233,7 @@ class Joined:
             RuntimeError: This step has had one already.
         """
         self._check_training("last_backward()")
+        self._check_going("last_backward()")
         if self._running is None:
             with self._loop.weights.held():  # the model has been through a forward pass: its weights must not change
                 self._advance()
@@ -243,7 +255,7 @@ class Joined:
 
         Raises:
             FloatingPointError: `plan.most_skipped` steps in a row had such gradients; training has diverged.
-            PeerLost: A learner is gone.
+            PeerLost: A learner or the store is gone, or the others have gone on without this learner.
             RuntimeError: The loop is not in its block, or is in `consensus()`, a parameter has been added or become
                 trainable since the start, a gradient is sparse, an activity beside the loop has failed, or gradients
                 were changed after `last_backward`.
@@ -251,6 +263,7 @@ class Joined:
             ValueError: `samples` is not positive, or not what `last_backward` was given.
         """
         self._check_training("step()")
+        self._check_going("step()")
         behind = self._source.behind
         samples = behind.told(None if samples is None else positive(samples))
         self._source.check_gradients()
@@ -266,14 +279,33 @@ class Joined:
         if self._ended and self._loop.take() is not None:
             behind.take()
         self._source.clear()
-        self._source.keep_buffers()
+        self._buffers.keep()
+        self._source.surface()
+
+    def _check_going(self, what: str) -> None:
+        """Check that no error has ended the strategy.
+
+        Raises:
+            RuntimeError: One has; tells it and the remedy.
+        """
+        if self._failure is not None:
+            told = f"{type(self._failure).__name__} ({self._failure})" if str(self._failure) else repr(self._failure)
+            raise RuntimeError(
+                f"{what} cannot go on, as {type(self.strategy).__name__} was ended in an earlier call by {told}:"
+                " leave the block, and join again on all learners"
+            ) from self._failure
 
     def _advance(self) -> None:
         if self._ended:
             return
         if self._running is None:
             self._running = self.strategy(self._me)
-        self._ended = advance(self._running)
+        try:
+            with ordinary_tensors(), telling_who_is_lost(self.rank):
+                self._ended = advance(self._running)
+        except BaseException as error:
+            self._failure = error
+            raise
         if self._ended and not self._loop.over:
             log.warning(
                 "learner %d: %s has ended before this loop; further steps of the loop are not used",
@@ -303,8 +335,14 @@ class Joined:
         Any learner may call it at any time, alone or not; the others do not wait.
         """
         self._check_inside("consensus()")
-        with self._answers.in_place(self._source, self._live, self.plan.timeout_seconds):
-            yield self.model
+        with ExitStack() as stack:
+            with ordinary_tensors(), telling_who_is_lost(self.rank):  # averaging beside it changes tensors made here
+                stack.enter_context(self._answers.in_place(self._source, self._live, self.plan.timeout_seconds))
+            try:
+                yield self.model
+            finally:
+                with ordinary_tensors():
+                    stack.close()
 
     def _live(self) -> Sequence[int]:
         return range(self.size) if self._me.lock_step else self._me.view
@@ -319,7 +357,8 @@ class Joined:
             RuntimeError: The loop is before its block.
         """
         self._check_entered("state_dict()")
-        kept = self._keeper.state(self._answers.own_buffers())
+        with ordinary_tensors():
+            kept = self._keeper.state(self._answers.own_buffers())
         return {"optimizer": deepcopy(self.optimizer.state_dict()), "steps": self._steps, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -351,8 +390,9 @@ class Joined:
     ) -> None:
         self._left = True
         if error is None:
-            with self._stack:
+            with self._stack, ordinary_tensors():
                 self._finish()
+            self._source.surface()
         else:
             try:
                 self._abort()
@@ -366,6 +406,7 @@ class Joined:
         self._all.loops.give_up()
         if self.size > 1:
             self._answers.stop()
+            self._answers.give_up()
         if not self._me.lock_step:
             self._me.group.membership.leave()
 
@@ -374,9 +415,11 @@ class Joined:
         self._loop.over = True
         self._source.clear()  # gradients without a step are dropped
         try:
+            self._check_going("the end of the block")
             self._all.loops.announce([self.rank])
             self._advance()
-            drive(self._settle())
+            with telling_who_is_lost(self.rank):
+                drive(self._settle())
         except BaseException:
             self._abort()
             raise

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from murmur.core.buffers import Values
 from murmur.core.counted import counted
+from murmur.core.flat import Layout
 from murmur.core.learner import Learner
 from murmur.user_loop.group import JoinedGroup
 from murmur.user_loop.loop import Loop
@@ -30,11 +32,11 @@ class Keeper:
     def __init__(self, me: Learner, loop: Loop, source: RoundSource, group: JoinedGroup) -> None:
         self.me, self.loop, self.source, self.group = me, loop, source, group
 
-    def state(self, buffers: Tensor) -> dict[str, Any]:
+    def state(self, buffers: Values) -> dict[str, Any]:
         """Return the state as tensors, numbers, lists and dictionaries.
 
         Args:
-            buffers: Floating-point buffers of this learner.
+            buffers: Copies of this learner's buffers that may have changed since the start.
         """
         begun = self.source.round
         with self.source.learner.steady:
@@ -43,7 +45,6 @@ class Keeper:
         return {
             "weights": weights,
             "buffers": buffers,
-            "integers": self.source.integers.gather(),
             "strategy": outer,
             "round": None if begun is None else begun.described(),
             "learners": self.group.size,
@@ -63,8 +64,11 @@ class Keeper:
         begun = None if state["round"] is None else read_round(state["round"], layout.device)
         weights = state["weights"].to(layout.device)
         minibatches = int(state["minibatches"])
-        source.buffers.scatter(state["buffers"].to(source.buffers.device))
-        source.integers.scatter(state["integers"].to(source.integers.device))
+        if isinstance(state["buffers"], Tensor):  # states of older versions hold vectors
+            for kind, buffers in (("buffers", Layout.buffers), ("integers", Layout.integers)):
+                buffers(source.model).scatter(state[kind].to(buffers(source.model).device))
+        else:
+            source.buffers.put(state["buffers"])
         self.group.loops.claims = self.group.loops.claims_before = self._share(state, minibatches)
         outer = state["strategy"] if begun is None else begun.outer
         self.me.outer.update({name: vector.clone() for name, vector in outer.items()})

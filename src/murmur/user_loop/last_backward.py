@@ -8,6 +8,7 @@ has been sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -37,11 +38,19 @@ class Behind:
             RuntimeError: This step has had its last backward pass.
         """
         if self.samples is not None:
-            raise RuntimeError("last_backward was used twice in one step: use it for the last backward pass only")
+            raise RuntimeError(
+                "last_backward was used twice in one step: use it for the last backward pass only, and call step() then"
+            )
         self.samples = samples
-        if start is not None:
-            start(samples)
-        yield
+        try:
+            if start is not None:
+                start(samples)
+            yield
+        except BaseException:
+            self.samples = None  # the loop may take another minibatch in its place
+            if start is not None:
+                start(math.nan)
+            raise
         if start is not None:
             self._left = [(t, t.grad, version_of(t.grad)) for t in self.layout.tensors if t.grad is not None]
 

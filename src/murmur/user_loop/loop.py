@@ -7,12 +7,13 @@ stay in effect. Between the pieces, while the loop computes, the model keeps its
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from murmur.core.group import Group
+from murmur.core.group import Group, PeerLost
+from murmur.core.membership import RunOver
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
 
@@ -102,6 +103,22 @@ class LoopSeat(Seat):
     @property
     def overlaps(self) -> bool:
         return self.inner.overlaps
+
+
+@contextmanager
+def telling_who_is_lost(rank: int) -> Iterator[None]:
+    """Context of what a learner does with the others: the loss of the store, or of this learner, becomes `PeerLost`.
+
+    Raises:
+        PeerLost: The store is gone, or the others have gone on without this learner.
+    """
+    try:
+        yield
+    except ConnectionError as error:
+        raise PeerLost(f"learner {rank}: {error}: without the store this learner cannot go on") from error
+    except RunOver as error:
+        told = "it was stopped, or could not be reached, for longer than its lease (Plan.lease_seconds)"
+        raise PeerLost(f"learner {rank}: {error}: {told}", rank) from error
 
 
 def advance(coroutine: Coroutine[Any, Any, None]) -> bool:

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.assignment import Assignment
-from murmur.core.flat import Layout, is_finite
+from murmur.core.buffers import Buffers
+from murmur.core.flat import Layout
 from murmur.core.group import Group
 from murmur.core.learner import Gradient, Learner, Progress
 from murmur.core.membership import NOTHING, Preparation
+from murmur.core.model_mode import evaluating
 from murmur.core.moments import Moments
 from murmur.core.source import SKIPPED_SAMPLES, WHOLE
 from murmur.core.world import drive
@@ -107,6 +109,7 @@ class LoopSource:
         plan: Facts that a loop cannot show.
         loop: State of the loop.
         group: Group of all learners.
+        buffers: The model's buffers.
     """
 
     def __init__(
@@ -117,9 +120,10 @@ class LoopSource:
         plan: Plan,
         loop: Loop,
         group: JoinedGroup,
+        buffers: Buffers,
     ) -> None:
         self.model, self.optimizer, self.plan, self.loop, self.group = model, optimizer, plan, loop, group
-        self.layout = layout
+        self.layout, self.buffers = layout, buffers
         self.assignment = Assignment(tuple(range(group.size)))
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -135,19 +139,9 @@ class LoopSource:
         self._turn = self._claimed = self.drawn = 0
         self.counters = Counters(plan.most_skipped)
         self.numbers = BadNumbers(layout, self.counters, group.size)
-        self._kept_buffers = torch.empty(0)
-        self._probe: Any = None
+        self._failed: Exception | None = None
+        self._probe: tuple[nn.Module, Buffers] | None = None
         self._together: dict[str, Group] = {}
-
-    @property
-    def buffers(self) -> Layout:
-        """Floating-point buffers that the model has now; its `forward` may assign others to the same names."""
-        return Layout.buffers(self.model)
-
-    @property
-    def integers(self) -> Layout:
-        """Integer and boolean buffers that the model has now."""
-        return Layout.integers(self.model)
 
     def check_gradients(self) -> None:
         """Check that only parameters that were trainable at the start have gradients, and that those are dense.
@@ -226,7 +220,8 @@ class LoopSource:
         drawn = self._offered(n, offer)
         if drawn.samples == SKIPPED_SAMPLES:
             self.clear()
-            self._restore_buffers()
+            if self.buffers.spoiled:  # running statistics of a bad minibatch would stay bad for ever
+                self.buffers.restore()
         else:
             self.drawn += 1
         if before_backward is not None and not begun:
@@ -250,16 +245,6 @@ class LoopSource:
     def _present(self) -> list[bool]:
         return [t.grad is not None for t in self.layout.tensors]
 
-    def keep_buffers(self) -> None:
-        """Keep the floating-point buffers between two steps, to undo what a bad minibatch does to them."""
-        self._kept_buffers = self.buffers.gather()
-
-    def _restore_buffers(self) -> None:
-        """Undo the running statistics of a bad minibatch, which would stay bad for ever."""
-        buffers = self.buffers
-        if buffers.tensors and buffers.numel == self._kept_buffers.numel() and not is_finite(buffers.gather()):
-            buffers.scatter(self._kept_buffers)
-
     def nothing(self) -> Gradient:
         return Gradient(torch.zeros_like(self._g), [False] * len(self.layout.tensors), 0.0, math.nan)
 
@@ -274,9 +259,22 @@ class LoopSource:
             with self._settings():
                 self.counters.rate = float(self.optimizer.param_groups[0]["lr"])
                 self.optimizer.step()
+        except Exception as error:
+            if self.group.size > 1:
+                raise  # the others have taken the step: the strategy ends here
+            self._failed = self._failed or error
         finally:
             self.stepping = False
         self.clear()
+
+    def surface(self) -> None:
+        """Raise the error of the optimizer, or of one of its hooks, in the latest call of one learner alone.
+
+        It is raised behind the call, so that the strategy goes on with the next one, as the loop without it would.
+        """
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
 
     def _check_rate(self) -> None:
         """Warn if this learner takes the others' steps alone, so that a scheduler in its loop is never called."""
@@ -364,10 +362,13 @@ class LoopSource:
             )
         with torch.no_grad():
             if self._probe is None:
-                self._probe = deepcopy(self.model)
-            Layout.trainable(self._probe).scatter(w)
-            Layout.buffers(self._probe).scatter(self.buffers.gather())
-            return self.plan.evaluate(self._probe.eval())
+                copied = deepcopy(self.model)
+                self._probe = copied, Buffers(copied, {}).begin(None)
+            probe, buffers = self._probe
+            Layout.trainable(probe).scatter(w)
+            buffers.put(self.buffers.loose())
+            with evaluating(probe):
+                return self.plan.evaluate(probe)
 
     async def boundary(self, me: Learner) -> None:  # noqa: ARG002 - a loop has no records
         """Check the weights after a round. The loop evaluates and saves checkpoints itself."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from murmur.core.group import Group, Message, PeerLost, check_alike, weighted_mean
-from murmur.core.membership import LocalMembership, Membership, MembershipTable, View
+from murmur.core.membership import LocalMembership, Membership, MembershipTable, Shares, View
 from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING, Span, Trace
 from murmur.core.world import Program
 from murmur.worlds.mailbox import Mailbox
@@ -107,6 +107,10 @@ class LockedMembership(Membership):
             self.hub.alive()
             return self.line.claim(first, total, size)
 
+    def divide(self, shares: Shares) -> None:
+        with self.hub.changed:
+            self.line.divide(shares)
+
     def unfinished(self) -> Collection[int]:
         with self.hub.changed:
             return self.line.unfinished()
@@ -120,6 +124,11 @@ class LockedMembership(Membership):
     def spent(self) -> bool:
         with self.hub.changed:
             return self.line.spent
+
+    @property
+    def undone(self) -> int | None:
+        with self.hub.changed:
+            return self.line.undone
 
     def arrive(self, barrier: str) -> bool:
         with self.hub.changed:

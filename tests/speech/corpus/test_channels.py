@@ -107,7 +107,7 @@ def test_two_channels_without_a_choice_are_an_error_with_a_remedy(call: Path, tm
         features_of(read_data_dir(folder).utterances[0], LogMel(RATE))
     for row in ("sw02001-A sw02001", "sw02001-A sw02001 C", "sw02001-A sw 02001 A"):
         data_dir(folder, scp, f"{row}\n")
-        with pytest.raises(CorpusError, match=r"reco2file_and_channel: 'sw02001-A' has .*; it takes FILE CHANNEL"):
+        with pytest.raises(CorpusError, match=r"reco2file_and_channel:1: 'sw02001-A' has .*; it takes FILE CHANNEL"):
             read_data_dir(folder)
 
 

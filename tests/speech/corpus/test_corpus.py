@@ -76,6 +76,37 @@ def test_bad_segments_are_refused_with_their_name(tmp_path, row):
         read_data_dir(folder)
 
 
+@pytest.mark.parametrize(
+    ("table", "content", "says"),
+    [
+        (
+            "utt2spk",
+            "u0 s0 x1\nu1 s1 x2\nu2 s0 x3\n",
+            "utt2spk:1: 'u0' has 3 columns, not two: write UTTERANCE SPEAKER",
+        ),
+        ("utt2spk", "u0 s0\nu1\nu2 s0\n", "utt2spk:2: 'u1' has 1 columns, not two"),
+        ("utt2spk", "u0 s0\nu1 s\u00a01\nu2 s0\n", "utt2spk:2: .* holds U\\+00A0"),
+        ("segments", "u0 u0 0 0.1\nu1 u1 0 0.1 0 late\n", "segments:2: 'u1' has 'u1 0 0.1 0 late'"),
+        ("segments", "u0 u0 0 0.1 -2\n", "segments:1: 'u0' has"),
+        ("segments", "u0 u0 0 0.1 A\n", "segments:1: 'u0' has"),
+        ("reco2file_and_channel", "u0 u0\n", "reco2file_and_channel:1: 'u0' has 'u0'"),
+        ("reco2file_and_channel", "u0 u0 A 8000\n", "reco2file_and_channel:1: 'u0' has 'u0 A 8000'"),
+        ("wav.scp", "u0 wav/u0.flac\nu1\n", "wav.scp:2: 'u1' has no value"),
+    ],
+)
+def test_missing_and_additional_columns_are_refused_with_their_line(tmp_path, table, content, says):
+    folder = make_set(tmp_path)
+    (folder / table).write_text(content, encoding="utf-8")
+    with pytest.raises(CorpusError, match=says):
+        read_data_dir(folder)
+
+
+def test_a_fifth_column_of_segments_is_the_channel(tmp_path):
+    folder = make_set(tmp_path, text={"a": "YES", "b": "NO", "c": "NO"}, utt2spk=dict.fromkeys("abc", "s"))
+    write_table(folder / "segments", {"a": "u0 0.01 0.05 1", "b": "u0 0.05 -1 0", "c": "u0 0 0.1 -1"})
+    assert [u.audio.channel for u in read_data_dir(folder).utterances] == [1, 0, None]
+
+
 def test_commands_are_refused_unless_allowed(tmp_path):
     folder = make_set(tmp_path, wav_scp={f"u{i}": "touch /tmp/never |" for i in range(3)})
     with pytest.raises(CorpusError, match="touch /tmp/never"):

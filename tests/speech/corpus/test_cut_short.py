@@ -108,3 +108,95 @@ def test_ogg_that_ends_inside_a_page_is_refused(tmp_path, subtype):
     path.write_bytes(content[:last])  # whole pages, as a recorder that is stopped leaves them
     for read in readers():
         assert 0 < len(read(path)) < 5 * RATE
+
+
+def sized(kind, samples=NOISE, riff=None, data=None):
+    """A file with other sizes in its header: of the file, and of the samples."""
+    out = io.BytesIO()
+    soundfile.write(out, samples, RATE, format=kind, subtype="PCM_16")
+    content = bytearray(out.getvalue())
+    if kind == "AU":
+        content[8:12] = struct.pack(">I", data)
+        return bytes(content)
+    order = ">" if kind in ("AIFF", "CAF") else "<"
+    long = kind in ("CAF", "W64")
+    place = content.index({"AIFF": b"SSND"}.get(kind, b"data")) + (16 if kind == "W64" else 4)
+    form = order + ("q" if long else "I")
+    content[place : place + struct.calcsize(form)] = struct.pack(form, data)
+    if riff is not None and kind != "CAF":
+        at = 16 if kind == "W64" else 4
+        content[at : at + struct.calcsize(form)] = struct.pack(form, riff)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "riff", "data"),
+    [
+        ("AIFF", 0x7F000050, 0x7F000008),  # SoX, into a pipe
+        ("AIFF", 0, 0),  # FFmpeg, into a pipe
+        ("AU", None, 0xFFFFFFFF),
+        ("W64", -1, 0x7FFFFFFFFFFFFFFF),
+        ("WAV", 0x7FFFFFFF, 0x7FFFFFDB),
+        ("WAV", 0x80000024, 0x80000000),
+        ("WAVEX", 0xFFFFFFFF, 0xFFFFFFFF),
+    ],
+)
+def test_lengths_that_programs_declare_which_write_to_a_pipe_are_none(tmp_path, kind, riff, data):
+    path = tmp_path / "a.snd"
+    path.write_bytes(sized(kind, riff=riff, data=data))
+    for read in (*readers(), lambda path: read_stream(path.read_bytes(), RATE, None)[0].samples):
+        np.testing.assert_allclose(read(path), NOISE, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "WAVEX", "AIFF", "AU", "W64", "CAF"])
+@pytest.mark.parametrize("riff", [None, 20000])
+def test_samples_behind_those_that_a_header_declares_are_named(tmp_path, kind, riff):
+    path = tmp_path / "a.snd"
+    path.write_bytes(sized(kind, riff=riff, data=20000))
+    for read in (*readers(), lambda path: read_stream(path.read_bytes(), RATE, None)):
+        with pytest.raises(
+            CorpusError, match=r"goes on for 12[0-9]{3} bytes behind the samples that its header declares"
+        ):
+            read(path)
+
+
+@pytest.mark.parametrize(("kind", "data"), [("CAF", 4), ("RF64", 0), ("W64", 24), ("W64", 23)])
+def test_a_declared_length_of_0_is_named_in_other_containers(tmp_path, kind, data):
+    content = sized(kind if kind != "RF64" else "WAV", data=data if kind != "RF64" else 0)
+    if kind == "RF64":  # as FFmpeg writes it to a pipe
+        content = b"RF64" + b"\xff" * 4 + b"WAVEds64" + struct.pack("<I", 28) + bytes(28) + content[12:40] + b"\xff" * 4
+        content += (NOISE * 32767).astype("<i2").tobytes()
+    path = tmp_path / "a.snd"
+    path.write_bytes(content)
+    for read in (*readers(), lambda path: read_stream(path.read_bytes(), RATE, None)):
+        with pytest.raises(CorpusError, match="declares a length of 0 in its header, and samples follow"):
+            read(path)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "AIFF", "W64", "CAF", "AU"])
+def test_chunks_and_zeros_may_follow_the_samples(tmp_path, kind):
+    out = io.BytesIO()
+    soundfile.write(out, NOISE, RATE, format=kind, subtype="PCM_16")
+    chunk = {
+        "WAV": b"LIST" + struct.pack("<I", 12) + b"INFOICMTaaaa",
+        "AIFF": b"ANNO" + struct.pack(">I", 4) + b"aaaa",
+        "W64": b"list" + bytes(12) + struct.pack("<q", 32) + bytes(8),
+        "CAF": b"info" + struct.pack(">q", 4) + bytes(4),
+        "AU": b"",
+    }[kind]
+    path = tmp_path / "a.snd"
+    for behind in (chunk, chunk + bytes(5000), bytes(5000)):
+        path.write_bytes(out.getvalue() + behind)
+        for read in (*readers(), lambda path: read_stream(path.read_bytes(), RATE, None)[0].samples):
+            np.testing.assert_allclose(read(path)[:RATE], NOISE, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "subtype"), FORMATS)
+def test_a_half_of_a_stream_is_refused(kind, subtype):
+    if kind == "NIST":
+        pytest.skip("its header is read from files alone")
+    out = io.BytesIO()
+    soundfile.write(out, NOISE, RATE, format=kind, subtype=subtype)
+    content = out.getvalue()
+    with pytest.raises(CorpusError, match="standard input"):
+        read_stream(content[: len(content) // 2], RATE, None)

@@ -77,11 +77,11 @@ def test_arpa_headers_take_no_memory_by_their_word(tmp_path: Path) -> None:
             read_arpa(tmp_path / name)
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("pack", [bz2.compress, lzma.compress])
 def test_compressed_text_is_called_that(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(pack(b"A a\nB b\n"))
     for read in (read_lexicon, read_table, read_jsgf):
-        with pytest.raises(ValueError, match=r"packed is compressed \((gzip|bzip2|xz)\): unpack it, e.g. with "):
+        with pytest.raises(ValueError, match=r"packed is compressed \((bzip2|xz)\): unpack it, e.g. with "):
             read(tmp_path / "packed")
 
 

@@ -1,5 +1,7 @@
 """Lhotse cut sets and Kaldi directories give the same corpus."""
 
+from dataclasses import replace
+
 import lhotse
 import numpy as np
 import pytest
@@ -72,3 +74,43 @@ def test_a_supervision_outside_its_cut_is_a_problem(corpus, tmp_path):
     lhotse.CutSet.from_cuts(cuts).to_file(tmp_path / "changed.jsonl.gz")
     with pytest.raises(CorpusError, match="1 of 3"):
         read_cuts(tmp_path / "changed.jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("declared", "start", "end"), [(0.4, 0.0, 0.4), (3.6, 0.0, 3.6), (1.6, 0.2, 0.9), (0.45, 0.1, 0.4)]
+)
+def test_a_recording_of_another_length_than_declared_is_named(tmp_path, declared, start, end):
+    soundfile.write(tmp_path / "r.wav", np.random.default_rng(0).uniform(-0.5, 0.5, 16000), 16000)
+    for seconds, is_right in ((declared, False), (1.0, True), (1.02, True)):
+        source = lhotse.AudioSource("file", [0], str(tmp_path / "r.wav"))
+        recording = lhotse.Recording("r", [source], 16000, round(16000 * seconds), seconds)
+        last = min(end, seconds)
+        supervision = lhotse.SupervisionSegment("u", "r", 0.0, last - start, channel=0, text="YES", speaker="s")
+        cut = lhotse.MonoCut("c", start, last - start, 0, supervisions=[supervision], recording=recording)
+        lhotse.CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl")
+        (utterance,) = read_cuts(tmp_path / "cuts.jsonl").utterances
+        if is_right:
+            assert len(read_audio(utterance.audio, 16000)) == pytest.approx(16000 * (last - start), abs=400)
+            continue
+        with pytest.raises(CorpusError, match=rf"r\.wav has 1\.000 s, and its manifest declares {declared:.3f} s"):
+            read_audio(utterance.audio, 16000)
+
+
+def test_lengths_of_cuts_are_those_that_are_decoded(tmp_path):
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 16000)
+    soundfile.write(tmp_path / "r.flac", noise, 16000)
+    (tmp_path / "r.flac").write_bytes(2 * (tmp_path / "r.flac").read_bytes())
+    corpus = Corpus((Utterance("a", "s", "YES", Audio(tmp_path / "r.flac")),))
+    write_cuts(corpus, tmp_path / "cuts.jsonl")
+    (cut,) = lhotse.CutSet.from_file(tmp_path / "cuts.jsonl")
+    assert (cut.duration, cut.recording.num_samples) == (2.0, 32000)
+    (again,) = read_cuts(tmp_path / "cuts.jsonl").utterances
+    assert len(read_audio(again.audio, 16000)) == 32000
+
+
+def test_the_declared_length_is_not_in_the_digest(corpus, tmp_path):
+    write_cuts(corpus, tmp_path / "cuts.jsonl")
+    back = read_cuts(tmp_path / "cuts.jsonl")
+    plain = Corpus(tuple(replace(u, audio=replace(u.audio, declared_seconds=None)) for u in back.utterances))
+    assert back.utterances[0].audio.declared_seconds == 1.0
+    assert back.digest() == plain.digest()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from murmur.speech.corpus.published.transcripts import ENGLISH, UNSPACED
+from murmur.speech.corpus.published.transcripts import ENGLISH, PROSE, UNSPACED
 
 
 @pytest.mark.parametrize(
@@ -21,10 +21,39 @@ from murmur.speech.corpus.published.transcripts import ENGLISH, UNSPACED
         ("मैं हिन्दी बोलता हूँ", "मैं हिन्दी बोलता हूँ"),  # vowel signs are marks of category Mc
         ("\u0645\u06cc\u200c\u062e", "\u0645\u06cc\u200c\u062e"),  # Persian, with a joiner that is not spoken
         ("a \u200d b", "A B"),
+        ("Donau\u00addampf\u00adschiff", "DONAUDAMPFSCHIFF"),
+        ("\ufeffhel\u200blo\u2060 \u200ethere\u202c", "HELLO THERE"),
+        ("Auf\u200clage \ufb01ne ya\ufe0f", "AUFLAGE FINE YA"),
+        ("\u0e44\u0e17\u0e22\u200b\u0e44\u0e17\u0e22", "\u0e44\u0e17\u0e22 \u0e44\u0e17\u0e22"),  # Thai
+        ("la col\u00b7lecci\u00f3 i a\u0140la", "LA COL\u00b7LECCI\u00d3 I AL\u00b7LA"),
+        ("in\u00b7hibir, a\u00b7b l \u00b7 l", "IN\u00b7HIBIR A B L L"),
+        ("wait\u2026what\u2014no\u2013yes it\u00b4s", "WAIT WHAT NO YES IT'S"),
+        ("'TIS THE DOGS' BONE", "'TIS THE DOGS' BONE"),  # published transcripts have no quotation marks
     ],
 )
 def test_english(text, words):
-    assert ENGLISH.apply(text) == words
+    for rule in (ENGLISH, PROSE):
+        assert rule.apply(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("\u2018Come in,\u2019 she said. \u2018It\u2019s late.\u2019", "COME IN SHE SAID IT'S LATE"),
+        ("He said \"yes\" and she said 'no' twice.", "HE SAID YES AND SHE SAID NO TWICE"),
+        ("'The dogs' bone is here,' he said", "THE DOGS' BONE IS HERE HE SAID"),
+        ("'Yes' for the boys' school, 'no' otherwise", "YES FOR THE BOYS' SCHOOL NO OTHERWISE"),
+        ("''Come'' in,'' he said", "COME IN HE SAID"),
+        ("\u2018tis the \u201990s, rock \u2018n\u2019 roll", "'TIS THE '90S ROCK 'N' ROLL"),
+        ("Goin' home to see 'em, 'cause o' that", "GOIN' HOME TO SEE 'EM 'CAUSE O' THAT"),
+        ("\u2018A line that goes on", "A LINE THAT GOES ON"),
+        ("\u201aGut\u2018, sagte er, \u203aja\u2039", "GUT SAGTE ER JA"),
+        ("l\u2019ami d\u2019Aix, dell\u2019arte", "L'AMI D'AIX DELL'ARTE"),
+    ],
+)
+def test_quotation_marks_are_no_apostrophes(text, words):
+    assert PROSE.apply(text) == words
+    assert PROSE.apply(words) == words
 
 
 def test_unspaced_text_has_latin_letters_of_one_width():
@@ -35,8 +64,9 @@ def test_unspaced_text_has_latin_letters_of_one_width():
 @example("ß ǆ ŉ")
 @example("\u0390")  # its capital is three characters, of which two compose
 def test_words_are_upper_case_letters_digits_and_apostrophes(text):
-    once = ENGLISH.apply(text)
-    assert ENGLISH.apply(once) == once
-    assert once == " ".join(once.split())
-    assert unicodedata.is_normalized("NFC", once)
-    assert all(c.isalnum() or c in " '\u200c\u200d" or unicodedata.category(c)[0] == "M" for c in once)
+    for rule in (ENGLISH, PROSE):
+        once = rule.apply(text)
+        assert rule.apply(once) == once
+        assert once == " ".join(once.split())
+        assert unicodedata.is_normalized("NFC", once)
+        assert all(c.isalnum() or c in " '\u00b7\u200c\u200d" or unicodedata.category(c)[0] == "M" for c in once)

@@ -124,12 +124,16 @@ def test_hours_are_written_as_hours():
 
 
 @pytest.mark.parametrize(
-    ("words", "too_short", "notes"),
+    ("words", "too_short", "silent", "notes"),
     [
-        ((Word("a", 0.0, 0.02, 1.0),), False, ()),
-        ((), False, ("no word was recognised in 0.040 s of audio",)),
-        ((), True, ("0.040 s of audio are shorter than one frame of features: no words",)),
+        ((Word("a", 0.0, 0.02, 1.0),), False, False, ()),
+        ((), False, False, ("no word was recognised in 0.040 s of audio",)),
+        ((), True, False, ("0.040 s of audio are shorter than one frame of features: no words",)),
+        ((), True, True, ("0.040 s of audio are shorter than one frame of features: no words",)),
+        ((), False, True, ("0.040 s of audio are digital silence: no words; check the recording",)),
     ],
 )
-def test_a_recording_without_words_is_told(words, too_short, notes):
-    assert Transcript("x", 0.04, words, too_short=too_short).notes == notes
+def test_a_recording_without_words_is_told(words, too_short, silent, notes):
+    found = Transcript("x", 0.04, words, too_short=too_short, silent=silent)
+    assert found.notes == notes
+    assert json.loads(as_json(found))["silent"] is silent

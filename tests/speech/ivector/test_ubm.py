@@ -49,7 +49,7 @@ def test_frames_that_are_equal_do_not_make_equal_gaussians() -> None:
     feats = [*drawn(5), np.zeros((500, 3), np.float32)]  # digital silence
     ubm, course = train_ubm(feats, UbmConfig(8, 10))
     assert len(np.unique(ubm.means, axis=0)) == 8
-    assert course == sorted(course)
+    assert np.diff(course).min() >= -1e-9
 
 
 def test_variances_have_a_floor_and_the_start_depends_on_the_seed_alone() -> None:

@@ -1,3 +1,4 @@
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -204,3 +205,23 @@ def test_real_lexicons_are_read():
 def test_a_comment_begins_after_a_space_or_a_tab(tmp_path):
     (tmp_path / "lexicon.txt").write_text("YES Y\t# of one phone\nNO N OW # of two\nC#\tS IY\n")
     assert read_lexicon(tmp_path / "lexicon.txt") == [("YES", ("Y",)), ("NO", ("N", "OW")), ("C#", ("S", "IY"))]
+
+
+@given(entries_strategy)
+def test_disambiguation_follows_the_set_of_all_prefixes(entries):
+    """The definition, with every prefix stored."""
+    lang = make_lang(entries)
+    prefixes = {p.phones[:n] for p in lang.prons for n in range(1, len(p.phones))}
+    shared = Counter(p.phones for p in lang.prons)
+    assert all((p.disambig > 0) == (shared[p.phones] > 1 or p.phones in prefixes) for p in lang.prons)
+
+
+@pytest.mark.parametrize("words", [1, 3])
+def test_memory_grows_with_the_length_of_a_pronunciation_not_with_its_square(words):
+    entries = [(f"W{n}", ("x", "y") * 8000 + ("z",) * n) for n in range(words)]
+    tracemalloc.start()
+    lang = make_lang(entries)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 50_000_000
+    assert [p.disambig for p in lang.prons] == [1] * (words - 1) + [0]

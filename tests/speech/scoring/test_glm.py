@@ -9,6 +9,7 @@ import pytest
 
 from murmur.speech.scoring.glm import MappingRules, read_glm, without_hyphens
 from murmur.speech.scoring.stm import TimedWord, TimeMarkError
+from murmur.speech.scoring.word_network import WordNetwork, align
 from nist import filtered, references_filtered
 
 WORDS = ("a", "b", "ab", "ba", "a's", "uh", "c")
@@ -110,3 +111,36 @@ def test_hyphens_of_fragments_stay() -> None:
 def test_a_damaged_rule(line: str, tmp_path: Path) -> None:
     with pytest.raises(TimeMarkError, match=r"rules.glm:2: no rule"):
         rules(tmp_path, f";; first\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "written", "hypothesis", "words", "errors"),
+    [
+        ("(wanna)", "{ (wanna) / (want) (to) }", "", 1, 0),
+        ("(wanna)", "{ (wanna) / (want) (to) }", "want to", 2, 0),
+        ("go (wanna)", "go { (wanna) / (want) (to) }", "go wanna", 2, 0),
+        ("go (wanna)", "go { (wanna) / (want) (to) }", "go there", 2, 1),
+        ("(i wanna)", "(i) { (wanna) / (want) (to) }", "i want to", 3, 0),
+        ("(um)", "{ (um) / @ }", "", 0, 0),
+        ("{ um / wanna } go", "{ { um / @ } / { wanna / want to } } go", "go", 1, 0),
+        ("({ wanna / go })", "{ { (wanna) / (want) (to) } / (go) }", "want to", 2, 0),
+        ("(uh-huh (wanna))", "(uh) (huh) { (wanna) / (want) (to) }", "uh huh", 3, 0),
+        ("(wanna", "({ wanna / want to }", "( wanna", 2, 0),  # a parenthesis that does not match is part of a word
+    ],
+)
+def test_alternatives_of_optional_words(
+    said: str, written: str, hypothesis: str, words: int, errors: int, tmp_path: Path
+) -> None:
+    found = rules(tmp_path, "[WANNA] => [{ WANNA / WANT TO }] / [ ] __ [ ]\n[UM] => [{ UM / @ }] / [ ] __ [ ]\n")
+    assert found.of_reference(said) == written
+    pairs = align(WordNetwork.of(written), hypothesis.split())
+    assert sum(pair.reference is not None for pair in pairs) == words
+    assert sum(pair.kind != "correct" for pair in pairs) == errors
+
+
+def test_comments_need_not_be_utf8_and_rules_do(tmp_path: Path) -> None:
+    (tmp_path / "a.glm").write_bytes(b';; caf\xe9\n* name = "\xe9"\n[A] => [B] ;; \xe9\n')
+    assert read_glm(tmp_path / "a.glm").applied("a") == "b"
+    (tmp_path / "a.glm").write_bytes(b";; one\n[CAF\xe9] => [B]\n")
+    with pytest.raises(ValueError, match=r"a.glm:2 is not UTF-8"):
+        read_glm(tmp_path / "a.glm")

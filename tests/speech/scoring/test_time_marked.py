@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from murmur.speech.decoding.error_rate import score_by_group
+from murmur.speech.decoding.transcript import Transcript, Word, as_ctm, one_field
 from murmur.speech.scoring.stm import TimeMarkError, read_ctm, read_stm
 from murmur.speech.scoring.time_marked import (
     ScoredSegment,
@@ -147,3 +148,53 @@ def test_by_hand(tmp_path: Path) -> None:
 def test_damaged_files(stm: str, ctm: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(TimeMarkError, match=what):
         scored(written(tmp_path, stm + "\n", ctm + "\n"))
+
+
+def total(folder: Path, stm: str, ctm: str) -> tuple[int, int]:
+    (folder / "ref.stm").write_text(stm, encoding="utf-8", newline="")
+    (folder / "hyp.ctm").write_text(ctm, encoding="utf-8", newline="")
+    rates = [each.rate for each in scored(folder)]
+    return sum(rate.errors for rate in rates), sum(rate.tokens for rate in rates)
+
+
+@pytest.mark.parametrize("separator", ["\x85", "\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\u00a0", "\u3000"])
+def test_words_of_a_transcript_end_at_any_white_space(separator: str, tmp_path: Path) -> None:
+    words = ["so", "we", "waited", "then", "left"]
+    ctm = "".join(f"a A {n / 5} 0.1 {word}\n" for n, word in enumerate(words))
+    assert total(tmp_path, f"a A s1 0 2 <o> so we{separator}waited then{separator} left\r\n", ctm) == (0, 5)
+    assert total(tmp_path, "a A s1 0 2 e\u0301cole (uh huh) ({mm / oh no})\n", "a A 0 1 \u00e9cole\n") == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("in_stm", "in_ctm"),
+    [
+        ("\u00c4rger", "%C3%84rger"),
+        ("\u00c4rger", "A\u0308rger"),
+        ("%C3%84RGER", "\u00e4rger"),
+        ("my%20talk", "my%20talk"),
+        ("50%25off", "50%25off"),
+        ("50%20off", "50%2520off"),
+        ("a+b", "a+b"),
+    ],
+)
+def test_names_of_recordings_may_be_percent_encoded(in_stm: str, in_ctm: str, tmp_path: Path) -> None:
+    assert total(tmp_path, f"{in_stm} 1 s 0 3 FOUR\n", f"{in_ctm} 1 0.1 0.3 FOUR 1.0\n") == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["\u00c4rger", "my talk", "50%20off", ";;note", "\u65e5\u672c\u8a9e\u3000\u8a71", "a<b>"]
+)
+def test_transcripts_are_found_by_the_names_of_their_recordings(name: str, tmp_path: Path) -> None:
+    written_ctm = as_ctm(Transcript(f"/x/{name}.wav", 3.0, (Word("FOUR", 0.1, 0.3, 1.0),)))
+    assert total(tmp_path, f"{one_field(name)} 1 s 0 3 FOUR\n", written_ctm) == (0, 1)
+    if name.isalnum():
+        assert total(tmp_path, f"{name} 1 s 0 3 FOUR\n", written_ctm) == (0, 1)
+
+
+def test_one_recording_by_two_names_and_columns_too_many_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TimeMarkError, match="in two ways"):
+        total(tmp_path, "\u00e4 1 s 0 3 FOUR\n", "\u00e4 1 0 1 FOUR\n%C3%A4 1 1 1 FOUR\n")
+    for line in ("a 1 0 1 NEW YORK", "a 1 0 1 NEW 0.5 lex spk more", "a 1 0 1"):
+        with pytest.raises(TimeMarkError, match=r"hyp.ctm:1: no CTM word"):
+            total(tmp_path, "a 1 s 0 3 NEW\n", f"{line}\n")
+    assert total(tmp_path, "a 1 s 0 3 NEW\n", "a 1 0 1 NEW NA lex unknown\n") == (0, 1)

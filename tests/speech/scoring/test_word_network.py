@@ -89,6 +89,15 @@ def test_paths_of_a_transcript(text: str, words: set[str]) -> None:
     assert {" ".join(arc.word for arc in path if arc.word) for path in paths(WordNetwork.of(text))} == words
 
 
+@pytest.mark.parametrize("unit", ["{ ", "{ a / ", "{ { b } { "])
+def test_deep_nesting_is_refused_in_a_short_message(unit: str) -> None:
+    with pytest.raises(TranscriptError, match=r"braces are nested more than 100 deep") as refused:
+        WordNetwork.of(unit * 50_000)
+    assert len(str(refused.value)) < 200
+    text = "{ a / " * 90 + "b" + " }" * 90
+    assert WordNetwork.of(text).last > 90
+
+
 @pytest.mark.parametrize(("text", "what"), [("a { b / c", "not closed"), ("a } b", "was not opened")])
 def test_braces_must_match(text: str, what: str) -> None:
     with pytest.raises(TranscriptError, match=what):

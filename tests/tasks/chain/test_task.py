@@ -190,10 +190,9 @@ def test_utterances_that_cannot_be_used_are_named_with_the_reason(
     data = ChainTask(hybrid, Tdnn(8, ((0,),), dropout=0.0, stack=3)).data
     assert set(names) - set(data.train.names) == {*names[:3], names[5]}
     said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
-    lacking = "words that the lexicon lacks: QUAGGA ZEBRA"
-    assert said[0] == f"train: 3 utterances are left out ({lacking}): {', '.join(names[:3])}"
-    assert said[1].startswith("train: 1 utterance is left out (too few frames")
-    assert said[1].endswith(f": {names[5]}")
+    assert said[0].startswith(f"train: 3 utterances are left out: {', '.join(names[:3])}: words that the lexicon lacks")
+    assert said[0].endswith(": QUAGGA ZEBRA")
+    assert said[1].startswith(f"train: 1 utterance is left out: {names[5]}: too few frames")
     assert len(said) == 2
 
 

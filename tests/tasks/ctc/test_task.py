@@ -138,7 +138,7 @@ def test_training_utterances_too_short_for_their_text_are_named_and_left_out(tmp
     names = CtcTask(corpus=root, cache=tmp_path / "cache").data.train.names
     assert "train000" not in names
     assert len(names) == 119
-    assert "train, left out of the criterion: train000" in caplog.text
+    assert "train, for the criterion: 1 utterance is left out: train000" in caplog.text
 
 
 def test_too_many_short_utterances_are_an_error_and_short_ones_of_dev_count_in_no_loss(tmp_path, caplog):
@@ -147,7 +147,7 @@ def test_too_many_short_utterances_are_an_error_and_short_ones_of_dev_count_in_n
     dev.write_text(dev.read_text().replace("dev000 ", "dev000 " + "AN BO " * 20))
     task = CtcTask(corpus=root, hidden=4, layers=1, cache=tmp_path / "cache")
     assert np.isfinite(task.evaluate(task.model())["loss"])
-    assert "dev, left out of the criterion: dev000" in caplog.text
+    assert "dev, for the criterion: 1 utterance is left out: dev000" in caplog.text
     text = root / "data/train/text"
     text.write_text(text.read_text().replace("train000 ", "train000 " + "AN BO " * 20))
     with pytest.raises(CorpusError, match=r"1 of 20 utterances cannot be used[^$]*train000"):

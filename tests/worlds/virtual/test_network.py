@@ -387,14 +387,15 @@ def test_recorded_times_are_replayed(tmp_path: Path) -> None:
             RecordedSeconds.read(trace)
 
 
-@pytest.mark.parametrize("cut", [0, 5])
-def test_the_times_of_a_killed_run_are_read(cut: int, tmp_path: Path) -> None:
-    """The array is open, and its last line may be cut off."""
+@pytest.mark.parametrize("end", ["", "{}}]\n"])
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 7])
+def test_the_times_of_a_killed_run_are_read(cut: int, end: str, tmp_path: Path) -> None:
+    """The array is open, and its last line, of a span or of the array's end, counts once its line feed is written."""
     lines = [json.dumps({"ph": "X", "cat": "compute", "pid": 0, "ts": n, "dur": 1e6 * n}) for n in (1, 2, 3)]
-    text = "[\n" + "".join(f"{line},\n" for line in lines)
+    text = "[\n" + "".join(f"{line},\n" for line in lines) + (f'{{"ph":"M","args":{end}' if end else "")
     trace = tmp_path / "trace.json"
-    trace.write_text(text[: len(text) - 2 - cut] if cut else text)
-    assert RecordedSeconds.read(trace).seconds == ((1.0, 2.0) if cut else (1.0, 2.0, 3.0),)
+    trace.write_text(text[: len(text) - cut])
+    assert RecordedSeconds.read(trace).seconds == ((1.0, 2.0) if cut and not end else (1.0, 2.0, 3.0),)
 
 
 @pytest.mark.parametrize(

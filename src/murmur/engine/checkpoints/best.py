@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from murmur.core.errors import DamagedCheckpoint
+from murmur.core.plain_files import UNREADABLE
 from murmur.engine.checkpoints.checkpoint import minibatches_of, name_of, read_facts, read_pair, write_pair
 
 log = logging.getLogger(__name__)
@@ -54,13 +55,16 @@ class BestCheckpoints:
             if minibatches > done:
                 _delete(stem)
 
-    def mean(self) -> tuple[dict[str, Tensor], list[int]] | None:
+    def mean(self, averaged: Tensor | None = None) -> tuple[dict[str, Tensor], list[int]] | None:
         """Return the mean of the kept models, summed in float64, and the minibatches after which they were saved.
 
-        Integer buffers have no mean: those of the last model are taken.
+        Buffers without a mean, such as integers, are those of the last model.
 
         A damaged file is left out with a warning, so that a finished run can still end. None: no complete model is
         kept, as no held-out loss was finite or all files are damaged.
+
+        Args:
+            averaged: For each element of the vector of buffers, True if it has a mean; None: all have one.
         """
         models: dict[int, Mapping[str, Tensor]] = {}
         for stem in sorted(self.ranked()):
@@ -68,7 +72,7 @@ class BestCheckpoints:
                 models[int(stem.name)] = read_pair(stem)[0]
             except DamagedCheckpoint as error:
                 self._leave_out(stem, error)
-        return (_mean_of(list(models.values())), list(models)) if models else None
+        return (_mean_of(list(models.values()), averaged), list(models)) if models else None
 
     def _losses(self) -> dict[Path, float]:
         """Held-out losses of the kept models that are complete, by stem."""
@@ -95,13 +99,15 @@ class BestCheckpoints:
         return self.folder / name_of(done)
 
 
-def _mean_of(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _mean_of(models: Sequence[Mapping[str, Tensor]], averaged: Tensor | None) -> dict[str, Tensor]:
     *_, last = models
     means = {
         name: torch.stack([model[name].double() for model in models]).mean(0).to(tensor.dtype)
         for name, tensor in last.items()
         if name != "integers"
     }
+    if averaged is not None and not averaged.all():
+        means["buffers"] = torch.where(averaged, means["buffers"], last["buffers"])
     return {**last, **means}
 
 
@@ -114,7 +120,7 @@ def _loss(stem: Path) -> float:
     facts = read_facts(stem)
     try:
         return float(facts["figures"]["loss"])
-    except (KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise DamagedCheckpoint(f"{stem.with_suffix('.json')}: names no held-out loss") from error
 
 

@@ -28,8 +28,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from murmur.core.errors import DamagedCheckpoint, not_written
+from murmur.core.errors import DamagedCheckpoint, SettingError, not_written
 from murmur.core.flat import Layout
+from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.core.whole_files import name_beside
 
 KEEP = 2  # complete checkpoints: the newest, and one before it in case a file is damaged
@@ -47,7 +48,8 @@ def write_whole(path: Path, data: bytes) -> None:
     beside = name_beside(path)
     try:
         _make_folder(path.parent)
-        with beside.open("wb") as file:
+        beside.unlink(missing_ok=True)
+        with beside.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -113,10 +115,10 @@ def read_facts(stem: Path) -> dict[str, Any]:
         DamagedCheckpoint: A file is missing, cut off or changed; names it.
     """
     try:
-        facts: dict[str, Any] = json.loads(stem.with_suffix(".json").read_bytes())
+        facts: dict[str, Any] = json.loads(read_plain(stem.with_suffix(".json")))
         size = stem.with_suffix(".safetensors").stat().st_size
         right = facts.get(OWN_DIGEST, "") in ("", _digest_of_facts(facts))  # "": a pair of an older version
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise DamagedCheckpoint(f"{stem}: cannot be read: {error}") from error
     if not right:
         raise DamagedCheckpoint(f"{stem.with_suffix('.json')}: its content is not what was written")
@@ -133,8 +135,8 @@ def read_pair(stem: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     facts = read_facts(stem)
     try:
-        raw = stem.with_suffix(".safetensors").read_bytes()
-    except OSError as error:
+        raw = read_plain(stem.with_suffix(".safetensors"))
+    except (OSError, SettingError) as error:
         raise DamagedCheckpoint(f"{stem}: cannot be read: {error}") from error
     if digest_of(raw) != facts.get("digest"):
         raise DamagedCheckpoint(f"{stem.with_suffix('.safetensors')}: its content is not what was written")
@@ -273,6 +275,10 @@ class Checkpoints:
         if not there:
             raise DamagedCheckpoint(f"{folder}: no learner's part is whole")
         facts = {r: read_facts(folder / f"learner-{r}") for r in sorted(there)}
+        for r, found in facts.items():
+            if found.get("minibatches") != minibatches or isinstance(found["minibatches"], bool | float):
+                told = f"it is of {found.get('minibatches')!r} minibatches, and lies among those of {minibatches}"
+                raise DamagedCheckpoint(f"{folder / f'learner-{r}.json'}: {told}")
         named, world = _learners_of(facts[min(there)], folder)
         for absent in sorted(named - there):
             raise DamagedCheckpoint(f"{folder / f'learner-{absent}.json'}: the part of learner {absent} is not there")

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from murmur.core.errors import DamagedCheckpoint
+from murmur.core.flat import Layout
 from murmur.core.learner import Learner
 from murmur.engine.checkpoints.best import BestCheckpoints
-from murmur.engine.checkpoints.checkpoint import Checkpoints, layout_of, write_pair
+from murmur.engine.checkpoints.checkpoint import Checkpoints, layout_of, read_pair, write_pair
 from murmur.engine.checkpoints.resume import Resume
 from murmur.engine.checkpoints.state import pack
 from murmur.engine.evaluator import Consensus, Evaluation, Evaluator
@@ -63,7 +65,7 @@ class Checkpointer:
 
     def _average(self, out: Path, best: BestCheckpoints, done: int) -> None:
         """Write averaged.safetensors: the mean of the kept models, if any, with its own held-out figures."""
-        found = best.mean()
+        found = best.mean(self._source.averaged.cpu())
         if found is None:
             return
         tensors, marks = found
@@ -76,6 +78,23 @@ class Checkpointer:
         if self._out is not None:
             facts = {"minibatches": self._source.total, **self._facts(figures)}
             write_pair(self._out / "model", consensus.tensors, facts)
+
+    def read_model(self) -> Mapping[str, float] | None:
+        """Set the model to the written one of the end of the run; return its held-out figures, or None without one."""
+        source = self._source
+        if self._out is None:
+            return None
+        try:
+            tensors, facts = read_pair(self._out / "model")
+        except DamagedCheckpoint:
+            return None
+        if facts.get("minibatches") != source.total:
+            return None
+        layouts = {"weights": source.layout, "buffers": source.buffers, "integers": Layout.integers(source.model)}
+        for name, layout in layouts.items():
+            if layout.tensors:
+                layout.scatter(tensors[name].to(layout.device))
+        return dict(facts["figures"])
 
     def go_on(self, resume: Resume) -> None:
         """Delete models of evaluations that are made again: those after the checkpoint from which the run resumes.

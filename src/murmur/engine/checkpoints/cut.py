@@ -9,9 +9,11 @@ import json
 import logging
 from pathlib import Path
 
+from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.engine.checkpoints.checkpoint import CheckpointPart, Checkpoints, write_whole
 
 FILE = "cut.json"
+MOST_PIECES = 1_000_000
 log = logging.getLogger(__name__)
 
 
@@ -77,17 +79,24 @@ def _written(out: Path) -> int | None:
     if not path.is_file():
         return None
     try:
-        cut = int(json.loads(path.read_bytes())["cut"])
-    except (ValueError, TypeError, KeyError) as error:
+        cut = json.loads(read_plain(path))["cut"]
+    except UNREADABLE as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    if cut < 1:
-        raise ValueError(f"{path} is damaged: minibatches are cut in at least 1 piece, not {cut}")
-    return cut
+    if not _is_cut(cut):
+        raise ValueError(
+            f"{path} is damaged: minibatches are cut in at least 1 piece, not {cut!r:.40}, and at most {MOST_PIECES}"
+        )
+    return int(cut)
 
 
 def _cut_of_parts(out: Path) -> int | None:
     """Number of pieces in the newest part of a checkpoint that names it."""
-    return next((facts["cut"] for facts in Checkpoints(out / "checkpoints").facts() if "cut" in facts), None)
+    named = (facts.get("cut") for facts in Checkpoints(out / "checkpoints").facts())
+    return next((cut for cut in named if _is_cut(cut)), None)
+
+
+def _is_cut(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_PIECES
 
 
 def _file(out: Path) -> Path:

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+MOST_BEYOND = 10_000_000  # positions that can have begun before the slowest learner saved
+
 
 @dataclass(frozen=True)
 class Position:
@@ -42,7 +44,8 @@ class Position:
     @classmethod
     def read(cls, described: Mapping[str, Any]) -> Position:
         """Read the result of `described`."""
-        return cls(described["done"], {int(p): int(n) for p, n in described["moved"]})
+        (done,) = _positions([described["done"]])
+        return cls(done, _moved(described["moved"]))
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,34 @@ class Claims:
     @classmethod
     def read(cls, described: Mapping[str, Any]) -> Claims:
         """Read the result of `described`, or of an earlier version of it, without `completed_by`."""
-        moved = {int(p): int(n) for p, n in described["moved"]}
-        return cls(described["unfinished"], described["done"], moved, described.get("completed_by", 1))
+        moved = _moved(described["moved"])
+        unfinished, done = (_positions(described[name]) for name in ("unfinished", "done"))
+        return cls(unfinished, done, moved, int(described.get("completed_by", 1)))
+
+
+def _positions(values: Iterable[Any]) -> list[int]:
+    """Check positions or minibatches that were read from a file.
+
+    Raises:
+        ValueError: One is no whole number, or below 0.
+    """
+    found = list(values)
+    odd = next((v for v in found if not isinstance(v, int) or isinstance(v, bool) or v < 0), None)
+    if odd is not None:
+        raise ValueError(f"{odd!r:.40} is no position of a minibatch")
+    return found
+
+
+def _moved(pairs: Iterable[Any]) -> dict[int, int]:
+    return {p: n for p, n in (_positions(pair) for pair in pairs)}
 
 
 def go_on(mark: int, known: Iterable[Claims]) -> Position:
-    """Return the position from which a launch resumes, given the claims of the checkpoint's learners."""
+    """Return the position from which a launch resumes, given the claims of the checkpoint's learners.
+
+    Raises:
+        ValueError: The claims go far beyond the mark.
+    """
     known = list(known)
     times = Counter(chain.from_iterable(set(claims.done) for claims in known))
     needed = max((claims.completed_by for claims in known), default=1)
@@ -84,6 +109,8 @@ def go_on(mark: int, known: Iterable[Claims]) -> Position:
     again = sorted(p for p in unfinished - done if p < mark)
     early = {p for p in done if p >= mark}
     end = max([mark, *(p + 1 for p in (*early, *moved))])
+    if end - mark > MOST_BEYOND:
+        raise ValueError(f"its claims go up to position {end}, {end - mark} beyond the evaluation point")
     behind = mark - len(again) + len(early)
     order = [*again, *(p for p in range(mark, end) if p not in early)]
     numbers = [moved.get(p, p) for p in order]

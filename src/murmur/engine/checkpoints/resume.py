@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 from murmur.core.counted import counted
 from murmur.core.flat import Layout
 from murmur.core.group import Group
-from murmur.engine.checkpoints.checkpoint import CheckpointPart, Checkpoints, kind_of_state, write_whole
+from murmur.core.plain_files import making_sense, read_json, read_plain
+from murmur.core.whole_files import FinishedLines
+from murmur.engine.checkpoints.checkpoint import CheckpointPart, Checkpoints, kind_of_state, name_of, write_whole
 from murmur.engine.checkpoints.cut import check_cut
 from murmur.engine.checkpoints.position import Position
 from murmur.engine.checkpoints.state import check_outputs, check_weights, keeps_optimizer, position_of, unpack
@@ -27,6 +30,8 @@ from murmur.engine.task_source import TaskSource
 
 log = logging.getLogger(__name__)
 NONE = -1.0
+ANEW = "start the run again with --resume, which writes it anew"
+AWAY = "move it away to go on from the one before it"
 AMOUNTS = ("minibatches", "samples")  # of an epoch
 OF_STEPS = ("strategy", "optimizer", "schedule", "scaling", "seed", "max_gradient_norm")  # settings of training alone
 
@@ -62,11 +67,12 @@ def check_resumable(out: Path, scaled: Experiment, model: nn.Module) -> None:
     """
     newest = Checkpoints(out / "checkpoints").newest(0)[0]
     if newest is not None:
-        check_weights(newest, Layout.trainable(model).numel)
-        check_outputs(newest, outputs_of(scaled.task))
-        check_cut(out, newest, scaled.cut)
-        check_budget(newest.facts["minibatches"], scaled.total)
-        check_unchanged(newest.facts, scaled)
+        with _whole(out, newest):
+            check_weights(newest, Layout.trainable(model).numel)
+            check_outputs(newest, outputs_of(scaled.task))
+            check_cut(out, newest, scaled.cut)
+            check_budget(newest.facts["minibatches"], scaled.total)
+            check_unchanged(newest.facts, scaled)
 
 
 async def resume(source: TaskSource, out: Path) -> Resume | None:
@@ -87,18 +93,41 @@ async def resume(source: TaskSource, out: Path) -> Resume | None:
         if group.rank == 0:
             log.warning("no whole checkpoint in %s: the run starts from the beginning", checkpoints.folder)
         return None
-    check_cut(out, part, source.experiment.cut)
-    outer = unpack(source, part)
-    position, facts = position_of(part), part.facts
-    check_budget(facts["minibatches"], source.total)
-    source.begin_at(position)
+    facts = part.facts
+    with _whole(out, part):
+        check_cut(out, part, source.experiment.cut)
+        check_budget(facts["minibatches"], source.total)
+        check_weights(part, source.layout.numel)
+        check_outputs(part, outputs_of(source.experiment.task))
+        with making_sense(_place(out, part), AWAY):
+            outer, position = unpack(source, part), position_of(part)
+            best = math.inf if facts["best"] is None else float(facts["best"])
+        source.begin_at(position)
+        other_data = bool(change_of_data(facts, source.data))
+        lowest = math.inf if other_data else best
+        if group.rank == 0:
+            _say(source, checkpoints, part, position, steps_after(out / "records.jsonl", facts["minibatches"]))
     if group.rank == 0:
-        _say(source, checkpoints, part, position, steps_after(out / "records.jsonl", facts["minibatches"]))
         checkpoints.forget_after(facts["minibatches"])
     write_position(out, position, group.rank)
-    other_data = bool(change_of_data(facts, source.data))
-    lowest = math.inf if facts["best"] is None or other_data else facts["best"]
     return Resume(facts["minibatches"], lowest, outer, other_data)
+
+
+@contextmanager
+def _whole(out: Path, part: CheckpointPart) -> Iterator[None]:
+    """Context of code that takes over a checkpoint: errors of facts of another kind name it; refusals pass.
+
+    Raises:
+        ValueError: A fact is missing or of another kind.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise ValueError(f"{_place(out, part)} is no checkpoint of a run ({error!r}): {AWAY}") from error
+
+
+def _place(out: Path, part: CheckpointPart) -> Path:
+    return out / "checkpoints" / name_of(part.facts["minibatches"])
 
 
 async def newest_of_all(
@@ -209,7 +238,7 @@ def steps_after(records: Path, done: int) -> int:
     """Return the number of recorded steps beyond the first `done` minibatches, which the ended launch has lost."""
     if not records.is_file():
         return 0
-    read = [read_line(line) for line in records.read_text(encoding="utf-8", errors="replace").splitlines()]
+    read = map(read_line, FinishedLines(records))
     return sum(r["kind"] == "step" and r["minibatches"] >= done for r in read if r is not None)
 
 
@@ -237,13 +266,14 @@ def join_late(source: TaskSource, out: Path) -> None:
         ValueError: The outputs of the others' model stand for other classes.
     """
     path, mine = _outputs(out), outputs_of(source.experiment.task)
-    if path.exists() and json.loads(path.read_bytes()) != mine:
+    if path.exists() and read_json(path, ANEW) != mine:
         raise ValueError(
             "the outputs of the model of the other learners stand for other classes (words, units, states), since this"
             " learner reads other data: copy their set to this host, with caches and the dates of files"
         )
     if _told(out).exists():
-        source.begin_at(Position.read(json.loads(_told(out).read_bytes())))
+        with making_sense(_told(out), ANEW):
+            source.begin_at(Position.read(json.loads(read_plain(_told(out)))))
 
 
 def _outputs(out: Path) -> Path:

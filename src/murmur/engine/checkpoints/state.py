@@ -35,8 +35,11 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
     with me.steady:
         tensors["weights"] = me.weights.snapshot()
         tensors.update({OUTER + name: vector for name, vector in me.outer_to_keep.items()})
+    learners, claims = savers(me), claims_of(me, source, mark)
+    while savers(me) != learners:  # a learner was lost or has come: claims are of the same moment
+        learners, claims = savers(me), claims_of(me, source, mark)
     facts = {
-        "learners": savers(me),
+        "learners": learners,
         "world": me.seat.group.size,
         "seconds": source.clock.seconds,
         "counted": dict(me.seat.counted()),
@@ -49,7 +52,7 @@ def pack(me: Learner, source: TaskSource, mark: int) -> tuple[dict[str, Tensor],
         "optimizer_state": kind_of_state(source.optimizer),
         "heldout": source.heldout,
         "counters": source.counters.described(steps_taken(me, source)),
-        "claims": claims_of(me, source, mark).described(),
+        "claims": claims.described(),
     }
     return tensors, facts
 
@@ -97,8 +100,8 @@ def unpack(source: TaskSource, part: CheckpointPart) -> dict[str, Tensor]:
     same = keeps_optimizer(part, source)
     if same:
         unpack_optimizer(source.optimizer, tensors, facts["optimizer"])
-    source.clock.before = facts["seconds"]
-    source.heldout = tuple(facts["heldout"])
+    source.clock.before = float(facts["seconds"])
+    source.heldout = tuple(float(loss) for loss in facts["heldout"])
     source.counters.read(facts["counters"])
     outer = {k.removeprefix(OUTER): t.to(device) for k, t in tensors.items() if k.startswith(OUTER)}
     if not same:

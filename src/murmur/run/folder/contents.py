@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError
+from murmur.core.plain_files import UNREADABLE, read_plain, refuse_link
+from murmur.run.folder.lock import LOCK
 from murmur.run.folder.state import ENDED, FAILED, state_of
 
 RUN, REQUEST, LAUNCH = "run.json", "request.json", "launch.json"
@@ -80,8 +83,8 @@ def told(folder: Path) -> str:
 def read_facts(folder: Path) -> Mapping[str, Any]:
     """Read run.json; empty if there is none or it cannot be read."""
     try:
-        found = json.loads((folder / RUN).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(read_plain(folder / RUN))
+    except (OSError, *UNREADABLE):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -94,13 +97,33 @@ def written(value: Any) -> str:
     return f"{str(value['type']).rpartition('.')[2]}({fields})"
 
 
+def refuse_links(folder: Path) -> None:
+    """Check that no file or folder of a run is a symbolic link, through which a run would write elsewhere.
+
+    The run's folder itself may be one, and so may other files in it.
+
+    Raises:
+        NotPlainFile: one is; names it.
+    """
+    patterns = (LOCK, *FILES, *PATTERNS, *FOLDERS)
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            inside = path.relative_to(folder)
+            if path.is_symlink() and any(_is_of(inside, pattern) for pattern in patterns):
+                refuse_link(path, " (in a run's folder, only the folder itself may be a link)")
+
+
+def _is_of(path: Path, pattern: str) -> bool:
+    return len(path.parts) == pattern.count("/") + 1 and path.match(pattern)
+
+
 def remove_run(folder: Path) -> None:
     """Delete the files that a run wrote; keep other files and the lock."""
     for path in _written(folder):
         path.unlink(missing_ok=True)
     for pattern in FOLDERS:
         for path in folder.glob(pattern):
-            if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            if path.is_dir() and not _is_linked(path, folder) and not any(path.iterdir()):
                 path.rmdir()
 
 
@@ -115,4 +138,9 @@ def _written(folder: Path) -> Iterator[Path]:
         yield folder / name
         yield from folder.glob(f".{name}.[0-9]*")  # left unfinished by a killed process
     for pattern in PATTERNS:
-        yield from (path for path in folder.glob(pattern) if path.is_file())
+        yield from (path for path in folder.glob(pattern) if path.is_file() and not _is_linked(path.parent, folder))
+
+
+def _is_linked(path: Path, folder: Path) -> bool:
+    """True if a path in a run's folder is a link, or lies behind one."""
+    return any(place.is_symlink() for place in (path, *path.parents) if place != folder and folder in place.parents)

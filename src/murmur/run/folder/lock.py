@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from murmur.core.errors import SettingError
+from murmur.core.plain_files import UNREADABLE, NotPlainFile, open_plain, read_plain
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
@@ -60,7 +61,7 @@ class FolderLock:
         """Take the lock for a new run.
 
         Raises:
-            SettingError: another process holds the lock; names the process.
+            SettingError: another process holds the lock, and is named; or no regular file lies there.
             OSError: the file cannot be made.
         """
         return cls(path, *_attempts(path, _take))
@@ -111,8 +112,8 @@ def beside(folder: Path) -> Path:
 def held(path: Path) -> Held:
     """Return the state of a lock; "unknown" without a lock file or without support for locks."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
+        descriptor = open_plain(path)
+    except (OSError, NotPlainFile):
         return "unknown"
     try:
         for _ in range(3):  # another reader may be testing the lock
@@ -132,9 +133,9 @@ def held(path: Path) -> Held:
 def holder_of(path: Path) -> Holder | None:
     """Read from the file which process took the lock first; None if the file names none."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_plain(path))
         return Holder(int(found["pid"]), str(found["host"]), str(found["command"]), str(found["since"]))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, *UNREADABLE):
         return None
 
 
@@ -143,7 +144,7 @@ def _attempts(path: Path, lock: Callable[[int], None]) -> tuple[int, bytes]:
     deadline = time.monotonic() + TRY_SECONDS
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
         before = os.pread(descriptor, MOST_BYTES, 0)
         try:
             lock(descriptor)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from murmur.core.errors import SettingError
 from murmur.core.stop_signals import STOPPED_STATUS, Stopped
-from murmur.run.folder.contents import refuse_work, remove_run, remove_unused
+from murmur.run.folder.contents import refuse_links, refuse_work, remove_run, remove_unused
 from murmur.run.folder.lock import LOCK, FolderLock
 from murmur.run.folder.state import ENDED, FAILED, PEER_LOST_STATUS, Ending, take_reason, write_ending
 
@@ -77,7 +77,7 @@ def opened(out: Path, name: str, resume: bool, force: bool, ways: str = WAYS) ->
         ways: Alternatives for the message about a folder that holds a run.
 
     Raises:
-        SettingError: the folder holds a run, or another process works in it.
+        SettingError: the folder holds a run, or a link in the place of a file of a run, or another process works in it.
     """
     if resume and force:
         raise SettingError("--resume continues a run and --force removes it: give one of them")
@@ -85,6 +85,7 @@ def opened(out: Path, name: str, resume: bool, force: bool, ways: str = WAYS) ->
     folder, made = (_new(out, name), True) if fresh else (_target(out), not out.exists())
     if not resume and not force:
         refuse_work(folder, ways)
+    refuse_links(folder)
     lock = FolderLock.take(folder / LOCK)
     run = OpenedRun(folder, lock, resume, LATEST if out == LATEST else None)
     try:

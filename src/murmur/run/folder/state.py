@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from murmur.core.plain_files import UNREADABLE, read_plain, write_plain
 from murmur.core.stop_signals import STOPPED_STATUS
 from murmur.run.folder.lock import LOCK, held, holder_of
 
@@ -82,27 +83,27 @@ def state_of(folder: Path) -> RunState:
 def read_ending(folder: Path) -> Ending | None:
     """Read the final record; None if there is none or it cannot be read."""
     try:
-        found = json.loads((folder / ENDED).read_bytes())
+        found = json.loads(read_plain(folder / ENDED))
         state = found["state"]
         if state not in NAMES:
             return None
         return Ending(state, int(found["status"]), str(found["why"]), str(found["at"]))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, *UNREADABLE):
         return None
 
 
 def write_reason(folder: Path, why: str) -> None:
     """Write why a learner of a launcher has failed; the launcher reads it when it ends the run."""
     new = folder / f".{FAILED}.{os.getpid()}"
-    new.write_text(json.dumps({"why": why}), encoding="utf-8")
+    write_plain(new, json.dumps({"why": why}).encode())
     new.replace(folder / FAILED)
 
 
 def take_reason(folder: Path) -> str:
     """Return the reason that a learner has written last, and delete it; "" if there is none or it cannot be read."""
     try:
-        why = str(json.loads((folder / FAILED).read_bytes())["why"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        why = str(json.loads(read_plain(folder / FAILED))["why"])
+    except (OSError, *UNREADABLE):
         why = ""
     (folder / FAILED).unlink(missing_ok=True)
     return why
@@ -111,5 +112,5 @@ def take_reason(folder: Path) -> str:
 def write_ending(folder: Path, ending: Ending) -> None:
     """Write the final record atomically."""
     new = folder / f".{ENDED}.{os.getpid()}"
-    new.write_text(json.dumps(asdict(ending), indent=1), encoding="utf-8")
+    write_plain(new, json.dumps(asdict(ending), indent=1).encode())
     new.replace(folder / ENDED)

@@ -17,7 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from murmur.core.counted import counted, left_out
+from murmur.core.counted import counted
+from murmur.speech.corpus.left_out import left_out
 
 log = logging.getLogger(__name__)
 LOST_AT_MOST = 0.01
@@ -38,6 +39,7 @@ class Audio:
         command: a shell command whose output is a WAV file, in place of `path`; readers refuse it unless it is allowed.
         channel: channel of the file, from 0; None for a file with one channel.
         side: name and channel of the recording in time-marked files (STM, CTM), e.g. ("sw_4390", "A"); None if unknown.
+        declared_seconds: length of the recording by its manifest, which the file must have; None if unknown.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class Audio:
     command: str | None = None
     channel: int | None = None
     side: tuple[str, str] | None = None
+    declared_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def _placed(row: dict[str, Any], place: Mapping[str, str]) -> dict[str, Any]:
         if source is not None:
             source["path"] = place[str(source["path"])]
     if row["audio"] is not None:
-        del row["audio"]["side"]
+        del row["audio"]["side"], row["audio"]["declared_seconds"]
         if row["audio"]["channel"] is None:  # so that stores made before there were channels are found
             del row["audio"]["channel"]
     return row
@@ -188,10 +191,16 @@ def check_losses(kept: int, problems: Iterable[Problem], lost_at_most: float = L
 
 
 def tell_losses(name: str, kept: int, problems: Sequence[Problem]) -> None:
-    """Log how many utterances are left out of data, with the first reason."""
-    lost = {p.utterance: p.what for p in problems}
-    if lost:
-        log.warning("%s: %s; see %s", name, left_out(lost, kept + len(lost)), problems[0].where)
+    """Log how many utterances are left out of data, with the first names and reasons."""
+    if problems:
+        log.warning("%s: %s", name, losses(problems, kept))
+
+
+def losses(problems: Iterable[Problem], kept: int) -> str:
+    """Return a message about the utterances that are left out, each with its first problem; `kept` is the rest."""
+    first = {p.utterance: p for p in reversed(list(problems))}
+    reasons = [(f"{p.utterance} ({p.where})", p.what) for p in reversed(first.values())]
+    return left_out("utterance", reasons, kept + len(reasons))
 
 
 def normal_text(text: str) -> str:

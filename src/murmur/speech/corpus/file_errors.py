@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from murmur.core.plain_files import read_plain
 from murmur.speech.corpus.corpus import CorpusError
 
 NONSENSE = (
@@ -43,6 +44,7 @@ PACKED = {  # first bytes of packed files: name of the format and a program that
     b"\x28\xb5\x2f\xfd": ("Zstandard", "unzstd"),
     b"PK\x03\x04": ("zip", "unzip"),
 }
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 
 
 def not_utf8(path: Path | str, error: UnicodeDecodeError) -> str:
@@ -50,7 +52,10 @@ def not_utf8(path: Path | str, error: UnicodeDecodeError) -> str:
     for first, (kind, program) in PACKED.items():
         if error.object.startswith(first):
             return f"{path} is compressed ({kind}): unpack it, e.g. with {program}"
-    return f"{path} is not UTF-8 (byte {error.start}): convert it, e.g. with iconv"
+    if error.object.startswith(UTF_16) or b"\0" in error.object[:200]:
+        return f"{path} is UTF-16, not UTF-8: convert it, e.g. with iconv -f UTF-16 -t UTF-8"
+    line = error.object.count(b"\n", 0, error.start) + 1
+    return f"{path} is not UTF-8 (byte {error.start}) in line {line}: convert it, e.g. with iconv"
 
 
 @contextmanager
@@ -101,7 +106,7 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
         OSError: the file cannot be read.
     """
     with making_sense_of(path, remedy):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_plain(path))
         if not isinstance(found, dict):
             raise CorpusError(f"{path} holds a {type(found).__name__}, not an object: {remedy}")
         return found

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import kaldi_native_io as kio
 import numpy as np
@@ -31,10 +32,18 @@ from murmur.speech.corpus.corpus import (
     check_losses,
     normal_text,
 )
-from murmur.speech.corpus.file_errors import making_sense_of, not_utf8
-from murmur.speech.corpus.sound_file import open_sound
+from murmur.speech.corpus.file_errors import making_sense_of
+from murmur.speech.corpus.sound_file import rate_and_channels
+from murmur.speech.corpus.text_lines import columns, nfc, written_lines
 
 CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
+
+
+class _Row(NamedTuple):
+    """A line of a table: file and number, and its text behind the key."""
+
+    place: str
+    value: str
 
 
 def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
@@ -84,7 +93,7 @@ def _speakers(folder: Path, utterances: Iterable[str]) -> dict[str, str]:
     path = folder / "utt2spk"
     if not path.exists():
         return {name: name for name in utterances}
-    table = read_table(path)
+    table = read_pairs(path, "UTTERANCE SPEAKER")
     missing = [name for name in utterances if name not in table]
     if missing:
         raise CorpusError(
@@ -111,8 +120,23 @@ def read_table(path: Path, *, values_required: bool = True) -> dict[str, str]:
     Raises:
         CorpusError: not UTF-8, a duplicate key, or a key without a required value.
     """
-    table = read_scp(path) if values_required else _read_rows(path)
+    table = read_scp(path) if values_required else {key: row.value for key, row in _read_rows(path).items()}
     return {key: normal_text(value) for key, value in table.items()}
+
+
+def read_pairs(path: Path, what: str) -> dict[str, str]:
+    """A file of lines of two columns, such as utt2spk; `what` names the columns in messages.
+
+    Raises:
+        CorpusError: not UTF-8, a duplicate key, or a line with more or fewer columns; names the line.
+    """
+    table = {}
+    for key, row in _read_rows(path).items():
+        fields = columns(nfc(row.value), row.place)
+        if len(fields) != 1:
+            raise CorpusError(f"{row.place}: {key!r} has {1 + len(fields)} columns, not two: write {what}")
+        table[key] = fields[0]
+    return table
 
 
 def read_scp(path: Path) -> dict[str, str]:
@@ -122,27 +146,24 @@ def read_scp(path: Path) -> dict[str, str]:
         CorpusError: not UTF-8, a duplicate key, or a key without an entry.
     """
     table = _read_rows(path)
-    for key, entry in table.items():
-        if not entry:
-            raise CorpusError(f"{path}: {key!r} has no value: complete or remove the line")
-    return table
+    for key, row in table.items():
+        if not row.value:
+            raise CorpusError(f"{row.place}: {key!r} has no value: complete or remove the line")
+    return {key: row.value for key, row in table.items()}
 
 
-def _read_rows(path: Path) -> dict[str, str]:
+def _read_rows(path: Path) -> dict[str, _Row]:
     """The rest of each line by its first field, which is NFC."""
-    try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise CorpusError(not_utf8(path, error)) from error
-    table: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        fields = line.split(maxsplit=1)
-        if not fields:
+    table: dict[str, _Row] = {}
+    for number, line in enumerate(written_lines(path), 1):
+        if not line.strip():
             continue
-        key = unicodedata.normalize("NFC", fields[0])
+        place = f"{path}:{number}"
+        fields = columns(line, place, 2)
+        key = nfc(fields[0])
         if key in table:
-            raise CorpusError(f"{path}:{number}: {key!r} appears twice: remove one line")
-        table[key] = fields[1].strip() if len(fields) > 1 else ""
+            raise CorpusError(f"{place}: {key!r} appears twice: remove one line")
+        table[key] = _Row(place, fields[1].strip() if len(fields) > 1 else "")
     return table
 
 
@@ -233,7 +254,7 @@ def _audio(folder: Path, commands_allowed: bool) -> dict[str, Audio]:
             )
     if not (folder / "segments").exists():
         return recordings
-    return {u: _segment(folder, u, row, recordings) for u, row in read_table(folder / "segments").items()}
+    return {u: _segment(u, row, recordings) for u, row in _read_rows(folder / "segments").items()}
 
 
 def _sides(folder: Path) -> dict[str, tuple[str, str]]:
@@ -242,10 +263,12 @@ def _sides(folder: Path) -> dict[str, tuple[str, str]]:
     if not path.exists():
         return {}
     found = {}
-    for recording, row in read_table(path).items():
-        fields = row.split()
+    for recording, row in _read_rows(path).items():
+        fields = columns(nfc(row.value), row.place)
         if len(fields) != 2 or fields[1] not in CHANNELS:
-            raise CorpusError(f"{path}: {recording!r} has {row!r}; it takes FILE CHANNEL, the channel as A, B or 1, 2")
+            raise CorpusError(
+                f"{row.place}: {recording!r} has {row.value!r}; it takes FILE CHANNEL, the channel as A, B or 1, 2"
+            )
         found[recording] = (fields[0], fields[1])
     return found
 
@@ -256,28 +279,32 @@ def _channel(path: Path, name: str) -> int | None:
     Files that cannot be read are reported by the reader of their samples.
     """
     try:
-        with open_sound(path) as file:
-            return None if file.channels == 1 else CHANNELS[name]
+        return None if rate_and_channels(path)[1] == 1 else CHANNELS[name]
     except (soundfile.SoundFileError, OSError):
         return CHANNELS[name]
 
 
-def _segment(folder: Path, name: str, row: str, recordings: Mapping[str, Audio]) -> Audio:
+def _segment(name: str, row: _Row, recordings: Mapping[str, Audio]) -> Audio:
+    """The stretch of a recording; a fifth column is Kaldi's number of the channel, from 0, or -1."""
     try:
-        recording, start, end = row.split()[:3]
-        begin, stop = float(start), float(end)
-        if not (math.isfinite(begin) and math.isfinite(stop)):
-            raise ValueError("a time is not finite")
-    except ValueError as error:
+        recording, start, end, *channel = columns(nfc(row.value), row.place)
+        begin, stop, chosen = float(start), float(end), int(*channel) if channel else -1
+        if not (math.isfinite(begin) and math.isfinite(stop)) or chosen < -1:
+            raise ValueError("a time is not finite, or there is no such channel")
+    except (ValueError, TypeError) as error:
+        if isinstance(error, CorpusError):
+            raise
         raise CorpusError(
-            f"{folder / 'segments'}: {name!r} has {row!r}; it takes RECORDING START END in seconds"
+            f"{row.place}: {name!r} has {row.value!r}; it takes RECORDING START END in seconds, perhaps a CHANNEL from"
+            " 0, and no more"
         ) from error
     if recording not in recordings:
-        raise CorpusError(f"{folder / 'segments'}: {name!r} is cut from {recording!r}, which wav.scp does not list")
+        raise CorpusError(f"{row.place}: {name!r} is cut from {recording!r}, which wav.scp does not list")
     stop_or_end = None if stop < 0 else stop  # Kaldi writes -1 for "to the end of the recording"
     if begin < 0 or (stop_or_end is not None and stop_or_end <= begin):
-        raise CorpusError(f"{folder / 'segments'}: {name!r} goes from {start} to {end} s: correct the times")
-    return replace(recordings[recording], start_seconds=begin, end_seconds=stop_or_end)
+        raise CorpusError(f"{row.place}: {name!r} goes from {start} to {end} s: correct the times")
+    cut = replace(recordings[recording], start_seconds=begin, end_seconds=stop_or_end)
+    return cut if chosen < 0 else replace(cut, channel=chosen)
 
 
 def _stored_features(folder: Path) -> dict[str, StoredFeatures]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import lhotse
+import soundfile
 
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses, normal_text
 from murmur.speech.corpus.file_errors import making_sense_of
+from murmur.speech.corpus.sound_file import open_sound
 
 SIDES = "AB"
 ROUNDING_SECONDS = 0.1  # by which a supervision may pass the ends of its cut
@@ -57,7 +60,7 @@ def write_cuts(corpus: Corpus, manifest: Path) -> None:
     """Write a corpus of audio files as a lhotse cut set, one cut per utterance.
 
     Raises:
-        CorpusError: an utterance has no audio file.
+        CorpusError: an utterance has no audio file, or one that cannot be read.
     """
     recordings: dict[Path, lhotse.Recording] = {}
     cuts = []
@@ -66,7 +69,7 @@ def write_cuts(corpus: Corpus, manifest: Path) -> None:
         if audio is None or audio.command is not None:
             raise CorpusError(f"{utterance.id} has no audio file: lhotse cuts need one")
         if audio.path not in recordings:
-            recordings[audio.path] = lhotse.Recording.from_file(audio.path.absolute())
+            recordings[audio.path] = _recording(audio.path)
         recording = recordings[audio.path]
         end = recording.duration if audio.end_seconds is None else min(audio.end_seconds, recording.duration)
         seconds = end - audio.start_seconds
@@ -92,6 +95,18 @@ def write_cuts(corpus: Corpus, manifest: Path) -> None:
     lhotse.CutSet.from_cuts(cuts).to_file(manifest)
 
 
+def _recording(path: Path) -> lhotse.Recording:
+    """Lhotse's description of a file, with the length that is decoded in place of the one that its header declares."""
+    found = lhotse.Recording.from_file(path.absolute())
+    try:
+        with open_sound(path) as sound:
+            frames = sound.frames
+    except (soundfile.SoundFileError, OSError) as error:
+        raise CorpusError(f"{path} cannot be read ({error}): is it damaged?") from error
+    seconds = frames / found.sampling_rate
+    return found if frames == found.num_samples else replace(found, num_samples=frames, duration=seconds)
+
+
 def _stretch(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.SupervisionSegment, folder: Path) -> Audio:
     if not isinstance(cut, lhotse.MonoCut | lhotse.MultiCut) or cut.recording is None:
         raise CorpusError(
@@ -100,7 +115,9 @@ def _stretch(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.Supervis
     if cut.recording.transforms or any(source.type != "file" for source in cut.recording.sources):
         raise CorpusError(f"cut {cut.id} is transformed or no file: store it as audio first")
     name = _channel(cut, supervision)
-    source = next(source for source in cut.recording.sources if name in source.channels)
+    source = next((source for source in cut.recording.sources if name in source.channels), None)
+    if source is None:
+        raise CorpusError(f"its recording has no file with channel {name}")
     path = Path(source.source)
     if not path.is_absolute() and (folder / path).exists():
         path = folder / path
@@ -119,7 +136,8 @@ def _stretch(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.Supervis
     whole = start == 0.0 and end >= cut.recording.duration
     # Names of channels are those of the recording; a file of its own for each side begins again with its first one.
     index = None if len(source.channels) == 1 else source.channels.index(name)
-    return Audio(path, start, None if whole else end, channel=index, side=_side(cut.recording, name))
+    side, declared = _side(cut.recording, name), float(cut.recording.duration)
+    return Audio(path, start, None if whole else end, channel=index, side=side, declared_seconds=declared)
 
 
 def _channel(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.SupervisionSegment) -> int:

@@ -5,8 +5,8 @@ Shapes: samples_S float32 in [-1, 1].
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,15 +14,32 @@ import numpy as np
 import soundfile
 import soxr
 
+from murmur.speech.corpus.channel_mean import has_signal, mixed
+from murmur.speech.corpus.containers import W64_MAGIC
 from murmur.speech.corpus.corpus import CorpusError
-from murmur.speech.corpus.cut_short import CUT_SHORT, fault_of, lacks
-from murmur.speech.corpus.mp3 import begins_as_mp3
+from murmur.speech.corpus.cut_short import fault_of, lacks
+from murmur.speech.corpus.layout import CUT_SHORT, LOOKED_AT
+from murmur.speech.corpus.mp3 import begins_as_mp3, has_frames
 from murmur.speech.corpus.sound_file import open_sound
 from murmur.speech.corpus.sphere import MAGIC, REMEDY, is_shortened
 
-HEADERS = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3", b"caff", b".snd", MAGIC)
+HEADERS = (
+    b"RIFF",
+    b"RIFX",
+    b"RF64",
+    W64_MAGIC,
+    b"fLaC",
+    b"OggS",
+    b"FORM",
+    b"ID3",
+    b"caff",
+    b".snd",
+    b"Creative Voice",
+    MAGIC,
+)
 PAUSE_SECONDS = 0.3  # length of the quietest stretch, in which a long recording is cut
 STEP_SECONDS = 0.01
+LARGEST = 2.0**31  # of a sample: integers of 32 bits in a file of floats; the square of more is none of float32
 AUDIBLE = 1e-3  # of full scale, -60 dB
 
 
@@ -36,6 +53,7 @@ class Recording:
         native_hz: rate of the file.
         channels: number of channels of the file; several were averaged if `channel` is None.
         channel: channel of the file, from 0.
+        changes: description of the changes made to the file; empty if there were none.
     """
 
     samples: np.ndarray
@@ -43,6 +61,7 @@ class Recording:
     native_hz: int
     channels: int
     channel: int | None = None
+    changes: str = ""
 
     @property
     def seconds(self) -> float:
@@ -53,13 +72,6 @@ class Recording:
     def has_sound(self) -> bool:
         """False for digital silence, or the noise of a muted microphone: no sample reaches -60 dB of full scale."""
         return bool(np.abs(self.samples).max(initial=0.0) >= AUDIBLE)
-
-    @property
-    def changes(self) -> str:
-        """A description of the changes made to the file; empty if there were none."""
-        done = [f"{self.channels} channels averaged"] if self.channels > 1 and self.channel is None else []
-        done += [f"resampled from {self.native_hz} to {self.rate_hz} Hz"] if self.native_hz != self.rate_hz else []
-        return ", ".join(done)
 
 
 Channels = Literal["average", "each"]
@@ -94,8 +106,8 @@ def read_stream(
     Raises:
         CorpusError: the stream is empty, has neither header nor rate, ends in half a sample, or as in `read_recording`.
     """
-    if content.startswith(HEADERS) or begins_as_mp3(content):
-        return _read(io.BytesIO(content), name, rate_hz, channels)
+    if content.startswith(HEADERS) or begins_as_mp3(content) or (raw_hz is None and has_frames(content[:LOOKED_AT])):
+        return _read(content, name, rate_hz, channels)
     if not content:
         raise CorpusError(f"{name} is empty: has the program before the pipe failed?")
     if raw_hz is None:
@@ -103,40 +115,62 @@ def read_stream(
     if len(content) % 2:
         raise CorpusError(f"{name}: {len(content)} bytes are not a whole number of 16-bit samples: is it cut short?")
     samples_S = np.frombuffer(content, "<i2").astype(np.float32) / 32768
-    return [Recording(_resampled(samples_S, raw_hz, rate_hz), rate_hz, raw_hz, 1)]
+    return _channels_of(samples_S[:, None], raw_hz, rate_hz, name, channels)
 
 
-def _read(source: Path | io.BytesIO, name: str, rate_hz: int, channels: Channels) -> list[Recording]:
+def _read(source: Path | bytes, name: str, rate_hz: int, channels: Channels) -> list[Recording]:
     try:
-        with open_sound(source) as file:
-            # The header of a WAV written to a pipe declares no end, so only files can be found cut short.
-            path = source if isinstance(source, Path) else None
-            samples_SC, native_hz = file.read(dtype="float32", always_2d=True), file.samplerate
-            fault = fault_of(file, path)
-            if fault is None and path is not None and lacks(file.frames, len(samples_SC), native_hz):
-                fault = CUT_SHORT
-            if fault is not None:
-                raise CorpusError(f"{name} {fault}")
-    except (soundfile.SoundFileError, OSError) as error:
+        with open_sound(source) as sound:
+            fault = fault_of(sound)
+            # Streams one behind the other may differ in rates and channels.
+            streams = [(each.read_all(), each) for each in sound.streams if fault is None]
+    except (soundfile.SoundFileError, OSError, MemoryError) as error:
         if isinstance(source, Path) and is_shortened(source):
             raise CorpusError(f"{name} cannot be read: {REMEDY}, and convert it") from error
         raise CorpusError(f"{name} cannot be read as audio ({error}): is it damaged, or not an audio file?") from error
-    if not np.isfinite(samples_SC).all():
-        where = int(np.argmin(np.isfinite(samples_SC).all(1))) / native_hz
-        raise CorpusError(f"{name} holds a value that is not a number at {where:.3f} s: convert it to 16-bit samples")
+    if any(lacks(each.frames, len(found_SC), each.rate_hz) for found_SC, each in streams):
+        fault = CUT_SHORT
+    if fault is not None:
+        raise CorpusError(f"{name} {fault}")
+    parts = [_channels_of(found_SC, each.rate_hz, rate_hz, name, channels) for found_SC, each in streams]
+    if len({len(part) for part in parts}) > 1:
+        raise CorpusError(f"{name} has streams with different numbers of channels: leave out --channels each")
+    return [_joined(of_channel) for of_channel in zip(*parts, strict=True)]
+
+
+def _channels_of(
+    samples_SC: np.ndarray, native_hz: int, rate_hz: int, name: str, channels: Channels
+) -> list[Recording]:
+    """The channels of one stream, averaged or each."""
+    usable_S = (np.abs(samples_SC) <= LARGEST).all(1)
+    if not usable_S.all():
+        first = int(np.argmin(usable_S))
+        value = next(f"{v:g}" for v in samples_SC[first] if not abs(v) <= LARGEST)
+        what = "that is not a number" if value == "nan" else f"of {value}"
+        raise CorpusError(f"{name} holds a value {what} at {first / native_hz:.3f} s: convert it to 16-bit samples")
     count = samples_SC.shape[1]
-    if count == 1:
-        return [Recording(_resampled(samples_SC[:, 0], native_hz, rate_hz), rate_hz, native_hz, 1)]
-    if channels == "average":
-        mono_S = samples_SC.mean(1, dtype=np.float32)
-        return [Recording(_resampled(mono_S, native_hz, rate_hz), rate_hz, native_hz, count)]
+    mono_S, how = mixed(samples_SC) if channels == "average" else (samples_SC[:, 0], "")
+    done = [how] if how else []
+    done += [f"resampled from {native_hz} to {rate_hz} Hz"] if native_hz != rate_hz else []
+    if count == 1 or channels == "average":
+        return [Recording(_resampled(mono_S, native_hz, rate_hz), rate_hz, native_hz, count, None, ", ".join(done))]
     sides = (_resampled(samples_SC[:, n], native_hz, rate_hz) for n in range(count))
-    return [Recording(side_S, rate_hz, native_hz, count, n) for n, side_S in enumerate(sides)]
+    return [Recording(side_S, rate_hz, native_hz, count, n, ", ".join(done)) for n, side_S in enumerate(sides)]
+
+
+def _joined(parts: Sequence[Recording]) -> Recording:
+    """One recording of a channel of streams one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    done = [f"{len(parts)} streams joined", *dict.fromkeys(part.changes for part in parts if part.changes)]
+    return replace(parts[0], samples=np.concatenate([part.samples for part in parts]), changes=", ".join(done))
 
 
 def _resampled(samples_S: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     if from_hz == to_hz or not len(samples_S):
         return np.ascontiguousarray(samples_S)
+    if not has_signal(samples_S):  # a constant would ring at its ends
+        return np.full(max(round(len(samples_S) * to_hz / from_hz), 1), samples_S[0], np.float32)
     return np.ascontiguousarray(soxr.resample(samples_S, from_hz, to_hz), dtype=np.float32)
 
 

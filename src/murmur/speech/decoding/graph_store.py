@@ -21,6 +21,7 @@ from typing import Any
 import kaldifst
 import numpy as np
 
+from murmur.core.plain_files import UNREADABLE, plain_file, refuse_link
 from murmur.execution.library_lines import library_lines_kept
 from murmur.speech.decoding.graph import DecodingGraph, GraphFacts, GraphOptions
 from murmur.speech.hmm.transitions import Transitions
@@ -61,6 +62,7 @@ def outputs_key(lang: Lang, transitions: Transitions) -> str:
 def save_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
     """Write a graph into `folder`, which is replaced as a whole. Raises OSError if the graph cannot be written."""
     folder = Path(folder)
+    refuse_link(folder)
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -121,7 +123,7 @@ class StoredGraph:
             if not all(isinstance(word, str) for word in words):
                 raise ValueError("words that are no texts")
             graph = StoredGraph(folder, str(found["key"]), count, columns, words, GraphFacts(**found["facts"]))
-        except (ValueError, KeyError, TypeError, RecursionError, FileNotFoundError) as error:
+        except (*UNREADABLE, FileNotFoundError) as error:
             raise DamagedGraphError(f"the graph in {folder} is incomplete ({error}): build it again") from error
         if not whole:
             raise DamagedGraphError(f"the graph in {folder} is not what was written there: build it again")
@@ -177,7 +179,7 @@ def graph_is_there(folder: Path, key: str) -> bool:
 def _alone(folder: Path) -> Iterator[None]:
     """Hold the lock on a graph; on a file system without locks, several processes may build it at the same time."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(f".{folder.name}.lock"), "w", encoding="utf-8") as file:
+    with plain_file(folder.with_name(f".{folder.name}.lock"), os.O_WRONLY | os.O_CREAT) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         except OSError as error:

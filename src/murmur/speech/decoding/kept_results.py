@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from murmur.core.plain_files import UNREADABLE, plain_file
+from murmur.core.whole_files import FinishedLines
 from murmur.speech.decoding.decoder import DecodeOptions, Hypothesis
 
 SYNC_SECONDS = 1.0  # work lost at most in a crash of the host; a crash of the program loses one line
@@ -36,7 +38,7 @@ class Result(NamedTuple):
 
 
 class KeptResults:
-    """The results in one file. Use as a context manager; an incomplete last line is removed."""
+    """The results in one file. Use as a context manager; an unfinished last line is removed."""
 
     def __init__(self, folder: Path, graph_key: str, options: DecodeOptions) -> None:
         content = json.dumps([graph_key, asdict(options)], sort_keys=True)
@@ -48,14 +50,14 @@ class KeptResults:
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab", buffering=0)
+        self._file = plain_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         whole = 0
-        for line in self.path.read_bytes().splitlines(keepends=True):
+        for line in FinishedLines(self.path):
             row = _row(line)
             if row is None:
                 break
             self._known[row["name"]] = row
-            whole += len(line)
+            whole += len(line) + 1
         self._file.truncate(whole)
         return self
 
@@ -92,13 +94,13 @@ class KeptResults:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """The content of a line; None if it is not a whole line of this format."""
+    """The content of a line; None if it is not one of this format."""
     try:
         row = json.loads(line)
         _read(row)
-    except (ValueError, TypeError, LookupError, zlib.error, RecursionError):
+    except (*UNREADABLE, zlib.error):
         return None
-    return row if line.endswith(b"\n") and isinstance(row.get("scores"), str) else None
+    return row if isinstance(row.get("scores"), str) else None
 
 
 def _written(found: Hypothesis) -> dict[str, Any]:

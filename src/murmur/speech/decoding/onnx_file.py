@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from murmur.core.model_mode import evaluating
 from murmur.speech.decoding.deployable import StreamedChunks, WholeUtterances, random_batches, why_not_onnx
 
 OPSET = 17
@@ -47,7 +48,13 @@ def write_onnx(module: WholeUtterances | StreamedChunks, values: int, metadata: 
     why_not = why_not_onnx(module.network)
     if why_not:
         raise ExportError(why_not)
-    module.eval()
+    with evaluating(module):
+        return _write(onnx, module, values, metadata, path)
+
+
+def _write(
+    onnx: Any, module: WholeUtterances | StreamedChunks, values: int, metadata: Mapping[str, str], path: Path
+) -> float:
     stack = int(getattr(module.network, "stack", 1))
     example = _example(module, values, stack)
     inputs, outputs = _names(module)

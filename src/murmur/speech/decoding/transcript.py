@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 STDIN = "-"
+ENCODED = frozenset('%;<>"\\`')  # printable characters that a name in a CTM may not hold
 LONGEST_LINE = 42  # characters of a subtitle, as is usual in broadcasting
 LONGEST_CUE_SECONDS = 6.0
 PAUSE_SECONDS = 0.6  # a pause as long as this begins a new subtitle
@@ -39,6 +40,7 @@ class Transcript:
         partial: True if the search of some piece ended before the end of its grammar, so that a word may be missing.
         changes: changes made to the audio; empty if there were none.
         too_short: True if the recording is shorter than one frame of features.
+        silent: True if the recording is digital silence, in which no words are looked for.
         channel: channel of the file, A or B of two, by number of more; "" for a file with one or averaged channels.
     """
 
@@ -49,18 +51,21 @@ class Transcript:
     partial: bool = False
     changes: str = ""
     too_short: bool = False
+    silent: bool = False
     channel: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks that the words alone do not show, one sentence each."""
         short = f"{self.seconds:.3f} s of audio are shorter than one frame of features: no words"
+        silent = f"{self.seconds:.3f} s of audio are digital silence: no words; check the recording"
         empty = f"no word was recognised in {self.seconds:.3f} s of audio"
         cut = "the search ended outside the grammar: the words are the best up to that point; try a larger --beam"
         told = (
             (self.changes, bool(self.changes)),
             (short, self.too_short),
-            (empty, not self.words and not self.too_short),
+            (silent, self.silent and not self.too_short),
+            (empty, not self.words and not self.too_short and not self.silent),
             (cut, self.partial),
         )
         return tuple(note for note, holds in told if holds)
@@ -83,8 +88,17 @@ def stem_of(source: str) -> str:
 
 
 def one_field(name: str) -> str:
-    """A file name as one field of ASCII that cannot begin a comment; `urllib.parse.unquote_to_bytes` undoes it."""
-    return urllib.parse.quote_from_bytes(os.fsencode(name), safe="/!#$&'()*+,-.:=?@[]^_{|}~")
+    """A file name as one field that cannot begin a comment.
+
+    White space, control and format characters, %, ;, <, >, quotes and bytes that are not UTF-8 are percent-encoded,
+    letters stay, as STM files have them; `urllib.parse.unquote_to_bytes` undoes it.
+    """
+    text = os.fsencode(name).decode("utf-8", "surrogateescape")
+    return "".join(c if c.isprintable() and not c.isspace() and c not in ENCODED else _percent(c) for c in text)
+
+
+def _percent(character: str) -> str:
+    return urllib.parse.quote_from_bytes(character.encode("utf-8", "surrogateescape"), safe="")
 
 
 def as_text(transcript: Transcript) -> str:
@@ -93,7 +107,7 @@ def as_text(transcript: Transcript) -> str:
 
 
 def as_json(transcript: Transcript) -> str:
-    """One object on one line: file, seconds, text, words, pieces, partial, changes, too_short, channel."""
+    """One object on one line: file, seconds, text, words, pieces, partial, changes, too_short, silent, channel."""
     content: dict[str, Any] = {
         "file": readable(transcript.source),
         "seconds": round(transcript.seconds, 3),
@@ -106,6 +120,7 @@ def as_json(transcript: Transcript) -> str:
         "partial": transcript.partial,
         "changes": transcript.changes,
         "too_short": transcript.too_short,
+        "silent": transcript.silent,
         "channel": transcript.channel,
     }
     return json.dumps(content, ensure_ascii=False) + "\n"

@@ -6,7 +6,6 @@ Shapes: samples_S float32 in [-1, 1]; feats_TF float32, T frames of F values.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import subprocess
 import warnings
@@ -21,13 +20,14 @@ import numpy as np
 import soundfile
 import soxr
 import torch
+from lhotse.audio.utils import get_audio_duration_mismatch_tolerance
 from lhotse.features.kaldi.layers import Wav2LogFilterBank, Wav2MFCC
 from torch import nn
 
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
 from murmur.speech.corpus.cut_short import fault_of, lacks
 from murmur.speech.corpus.file_errors import making_sense_of
-from murmur.speech.corpus.sound_file import open_sound
+from murmur.speech.corpus.sound_file import UNEQUAL, Sound, open_sound, rate_and_channels
 from murmur.speech.corpus.sphere import REMEDY, is_shortened
 from murmur.speech.features.cepstral_warp import MelCepstra, at_speed
 
@@ -193,7 +193,7 @@ class RecordedAudio:
     """An open file and the stretch of one channel that is an utterance: `samples` samples from `first` on."""
 
     path: Path
-    file: soundfile.SoundFile
+    file: Sound
     first: int
     samples: int
     channel: int = 0
@@ -204,10 +204,9 @@ class RecordedAudio:
         Raises:
             CorpusError: the file ends before them.
         """
-        self.file.seek(self.first + first)
-        samples_SC: np.ndarray = self.file.read(last - first, dtype="float32", always_2d=True)
-        if lacks(last - first, len(samples_SC), self.file.samplerate):
-            end = (self.first + first + len(samples_SC)) / self.file.samplerate
+        samples_SC = self.file.read(self.first + first, self.first + last)
+        if lacks(last - first, len(samples_SC), self.file.rate_hz):
+            end = (self.first + first + len(samples_SC)) / self.file.rate_hz
             raise CorpusError(
                 f"{self.path} ends at {end:.3f} s, before its header says: it is cut short, copy it again"
             )
@@ -225,11 +224,12 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
     source = _output_of(audio.command) if audio.command else audio.path
     try:
         with open_sound(source) as file:
-            if file.samplerate != rate_hz:
-                raise CorpusError(f"{audio.path} is at {file.samplerate} Hz, not {rate_hz}: resample it or set rate_hz")
-            fault = fault_of(file, audio.path if audio.command is None else None)
+            if file.rate_hz != rate_hz:
+                raise CorpusError(f"{audio.path} is at {file.rate_hz} Hz, not {rate_hz}: resample it or set rate_hz")
+            fault = fault_of(file) or (None if file.is_uniform else UNEQUAL)
             if fault is not None:
                 raise CorpusError(f"{audio.path} {fault}")
+            _check_declared(audio, file.frames / rate_hz)
             channel = _channel(audio, file.channels)
             if audio.command is None and file.frames == 0:
                 raise CorpusError(f"{audio.path} has a length of 0 s: record it again, or leave it out")
@@ -241,6 +241,15 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
             yield RecordedAudio(audio.path, file, first, min(last, file.frames) - first, channel)
     except (soundfile.SoundFileError, OSError) as error:
         raise _unreadable(audio, error) from error
+
+
+def _check_declared(audio: Audio, seconds: float) -> None:
+    """Check the length that a manifest declares, with lhotse's tolerance."""
+    declared = audio.declared_seconds
+    if declared is not None and abs(declared - seconds) > get_audio_duration_mismatch_tolerance():
+        raise CorpusError(
+            f"{audio.path} has {seconds:.3f} s, and its manifest declares {declared:.3f} s: write the manifest again"
+        )
 
 
 def _channel(audio: Audio, channels: int) -> int:
@@ -278,17 +287,16 @@ def sample_rate_hz(corpus: Corpus) -> int:
     if audio is None:
         raise CorpusError("the first utterance has no audio to take the sample rate from: set rate_hz yourself")
     try:
-        with open_sound(_output_of(audio.command) if audio.command else audio.path) as file:
-            return int(file.samplerate)
+        return rate_and_channels(_output_of(audio.command) if audio.command else audio.path)[0]
     except (soundfile.SoundFileError, OSError) as error:
         raise _unreadable(audio, error) from error
 
 
-def _output_of(command: str) -> io.BytesIO:
+def _output_of(command: str) -> bytes:
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
     if done.returncode != 0:
         raise CorpusError(f"command {command!r} failed with status {done.returncode}: {done.stderr[-300:]!r}")
-    return io.BytesIO(done.stdout)
+    return done.stdout
 
 
 def read_stored(source: StoredFeatures) -> np.ndarray:

@@ -7,7 +7,7 @@ from murmur.speech.features.analysis import opened
 
 
 def check_readable(corpus: Corpus, rate_hz: int) -> None:
-    """Check the audio of a corpus by the headers of its files, without reading samples or running commands.
+    """Check the audio of a corpus by the lengths of its files, without decoding samples or running commands.
 
     Raises:
         CorpusError: more than 1 % of the utterances have files that are damaged, cut short, or at another rate; names

@@ -22,7 +22,7 @@ import numpy as np
 
 from murmur.core.counted import counted
 from murmur.execution.processes import in_processes, with_bar
-from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance, tell_losses
+from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance, losses, tell_losses
 from murmur.speech.corpus.file_errors import making_sense_of, naming, read_object
 from murmur.speech.features.analysis import Front, digest, features_of
 
@@ -100,13 +100,13 @@ class FeatureStore(Mapping[str, np.ndarray]):
         return sum(n for _, _, n in self._rows.places.values()) * self.front.frame_shift_seconds / 3600
 
     def summary(self) -> str:
-        """Hours, utterances, speakers, and the problems of utterances left out, one line each."""
+        """Hours, utterances, speakers, and a line about utterances left out."""
         speakers = len(set(self.corpus.speakers.values()))
         lines = [
             f"{self.hours:.3f} h, {counted(len(self), 'utterance')}, {counted(speakers, 'speaker')}, "
             f"{len(self.corpus.problems)} skipped"
         ]
-        return "\n".join([*lines, *(f"skipped {problem}" for problem in self.corpus.problems)])
+        return "\n".join(lines + ([losses(self.corpus.problems, len(self))] if self.corpus.problems else []))
 
     @cached_property
     def _rows(self) -> ShardRows:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from murmur.core.model_mode import evaluating
 from murmur.speech.features.chunks import IGNORED, ChunkBatch
 from murmur.speech.features.frame_shards import AlignedFrames
 
@@ -102,13 +103,9 @@ def log_likelihoods(model: nn.Module, feats_TF: np.ndarray, log_prior_C: Tensor)
 
     The model is put into evaluation mode for the call. Raises ValueError if prior and model differ in C.
     """
-    device, training = next(model.parameters()).device, model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            logits_TC = model(torch.from_numpy(np.ascontiguousarray(feats_TF))[None].to(device))[0].float().cpu()
-    finally:
-        model.train(training)
+    device = next(model.parameters()).device
+    with evaluating(model), torch.inference_mode():
+        logits_TC = model(torch.from_numpy(np.ascontiguousarray(feats_TF))[None].to(device))[0].float().cpu()
     if logits_TC.shape[1] != len(log_prior_C):
         raise ValueError(
             f"the model has {logits_TC.shape[1]} outputs, the prior {len(log_prior_C)} pdfs: use its own prior"
@@ -124,17 +121,15 @@ def frame_figures(
     Raises:
         ValueError: no utterance has targets.
     """
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     total, right, count = 0.0, 0, 0
-    model.eval()
-    with torch.inference_mode():
+    with evaluating(model), torch.inference_mode():
         for name, targets_T in targets.items():
             logits_TC = model(torch.from_numpy(np.ascontiguousarray(feats[name]))[None].to(device))[0].float().cpu()
             labels_T = torch.from_numpy(np.asarray(targets_T, np.int64))
             total += float(functional.cross_entropy(logits_TC, labels_T, reduction="sum"))
             right += int((logits_TC.argmax(-1) == labels_T).sum())
             count += len(labels_T)
-    model.train(training)
     if not count:
         raise ValueError(
             "no aligned utterance to evaluate on: every held-out utterance is too short, or has words that the lexicon"

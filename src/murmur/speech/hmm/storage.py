@@ -173,8 +173,9 @@ def write_with_header(path: Path, header: Mapping[str, Any], arrays: Mapping[str
     """Write arrays and values in JSON's terms, replacing an existing file in one step."""
     content: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)  # left by a killed program
     try:
-        with naming(path), open(temporary, "wb") as file:
+        with naming(path), open(temporary, "xb") as file:
             np.savez(file, **content)
             file.flush()
             os.fsync(file.fileno())

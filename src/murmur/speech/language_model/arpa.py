@@ -19,6 +19,8 @@ from typing import IO, Literal, NamedTuple, cast
 import numpy as np
 
 from murmur.core.counted import counted
+from murmur.speech.corpus.file_errors import UTF_16
+from murmur.speech.corpus.text_lines import is_gzip
 from murmur.speech.language_model.ngram import Grams, NgramModel
 
 _DEFLATED = 1032  # bytes that one byte of a gzip file represents at most
@@ -30,7 +32,7 @@ class _Lines:
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self.path, self.number = path, 0
-        self.size = path.stat().st_size * (_DEFLATED if path.suffix == ".gz" else 1)  # bytes at most
+        self.size = path.stat().st_size * (_DEFLATED if is_gzip(path) else 1)  # bytes at most
         self._lines: Iterator[bytes] = iter(file)
 
     def next(self, wanted: str) -> bytes:
@@ -54,7 +56,7 @@ class _Section(NamedTuple):
 
 
 def read_arpa(path: Path) -> NgramModel:
-    """Read an ARPA file, gzip if its name ends in `.gz`. Text before the line `\\data\\` is skipped.
+    """Read an ARPA file, plain or gzip, whatever its name. Text before the line `\\data\\` is skipped.
 
     Raises:
         FileNotFoundError: no such file.
@@ -99,6 +101,9 @@ def read_unigrams(path: Path) -> dict[str, float]:
 def _there(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"no ARPA file at {path}: check the path of the language model")
+    with open(path, "rb") as file:
+        if file.read(2) in UTF_16:
+            raise ValueError(f"{path} is UTF-16, not UTF-8: convert it, e.g. with iconv -f UTF-16 -t UTF-8")
     return path
 
 
@@ -114,7 +119,8 @@ def _whole_text(path: Path) -> Iterator[None]:
 
 
 def _opened(path: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
-    if path.suffix == ".gz":
+    packed = path.suffix == ".gz" if mode == "wb" else is_gzip(path)
+    if packed:
         return cast("IO[bytes]", gzip.open(path, mode, compresslevel=6))
     return open(path, mode)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import unicodedata
+import zlib
 from pathlib import Path
 
 from murmur.core.counted import counted
-from murmur.speech.corpus.file_errors import not_utf8
+from murmur.speech.corpus.text_lines import columns, is_gzip, text_lines
 from murmur.speech.language_model.acceptor import Acceptor, Arc, acceptor_of_rules, deterministic
 from murmur.speech.language_model.jsgf import HEADER, read_jsgf
 from murmur.speech.lexicon.lexicon import EPSILON, is_reserved
@@ -35,14 +37,17 @@ def read_grammar(path: Path) -> Acceptor:
 
 
 def looks_like_arpa(path: Path) -> bool:
-    """True for files that begin like language models, or are compressed, unlike grammars."""
-    begin = _begin(path)
-    return begin.startswith(b"\x1f\x8b") or any(line.strip() == ARPA_BEGIN for line in begin.splitlines())
+    """True for files that begin like language models."""
+    return any(line.strip() == ARPA_BEGIN for line in _begin(path).split(b"\n"))
 
 
 def _begin(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    """The first bytes of a file, unpacked."""
+    with gzip.open(path) if is_gzip(path) else open(path, "rb") as file:
+        try:
+            return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} is damaged ({error}): copy it again") from error
 
 
 def read_words(path: Path) -> tuple[str, ...]:
@@ -96,11 +101,8 @@ def _fields_of(path: Path, kind: str) -> list[tuple[int, list[str]]]:
     """The lines that are not blank, split at white space, with their numbers."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no {kind} {path}: check the path")
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(not_utf8(path, error)) from error
-    return [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip()]
+    lines = enumerate(text_lines(path), 1)
+    return [(number, columns(line, f"{path}:{number}")) for number, line in lines if line.strip()]
 
 
 def _checked(word: str, path: Path, line: int) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from murmur.speech.corpus.file_errors import not_utf8
+from murmur.speech.corpus.text_lines import text_of
 from murmur.speech.lexicon.lexicon import is_reserved
 
 DEEPEST = 50  # parentheses within parentheses
@@ -96,10 +96,7 @@ def read_jsgf(path: Path) -> dict[str, GrammarRule]:
     Raises:
         ValueError: the file has another content; the message names file and line.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(not_utf8(path, error)) from error
+    text = text_of(path)
     header, _, _ = text.partition(";")
     fields = header.split()
     if "\n" in header or header == text or fields[:2] != [HEADER, "V1.0"] or len(fields) > 4:
@@ -116,7 +113,7 @@ def _tokens(name: str, text: str, begin: int) -> list[_Token]:
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None:
-            raise ValueError(f"{name}:{line}: cannot read {text[place : place + 20].splitlines()[0]!r}")
+            raise ValueError(f"{name}:{line}: cannot read {text[place : place + 20].partition(chr(10))[0]!r}")
         kind = str(match.lastgroup)
         if kind not in ("space", "tag"):
             found.append(_Token(kind, match[0], line))

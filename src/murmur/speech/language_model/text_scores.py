@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import nn
 
+from murmur.core.model_mode import evaluating
 from murmur.speech.features.batching import UtteranceBatches
 from murmur.speech.language_model.ngram import Perplexity
 from murmur.speech.language_model.word_lstm import LstmLanguageModel, padded
 from murmur.speech.language_model.word_numbers import UNKNOWN_NUMBER, NumberedText
 
 AT_ONCE = 64  # sentences
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context without dropout and gradients; the model's mode is restored."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
 
 
 def token_log_probs(
@@ -43,7 +30,7 @@ def token_log_probs(
     found: dict[int, np.ndarray] = {}
     if sentences:
         groups = UtteranceBatches(tuple(len(words) + 1 for words in sentences), at_once).in_order()
-        with evaluating(model):
+        with evaluating(model), torch.no_grad():
             for group in groups:
                 chosen = [sentences[i] for i in group]
                 log_probs_M = model.log_probs(padded(chosen)).double().cpu().numpy()

@@ -23,6 +23,7 @@ from murmur.speech.language_model.word_numbers import BOUNDARY_NUMBER
 
 PADDING = -100  # target of a place behind the end of a sentence
 LOGITS_AT_ONCE = 1 << 23  # without gradients: 32 MB
+MOST_LAYERS = 1000  # each is made before sizes are compared with those of a file
 _EMBEDDING_RANGE = 0.1
 
 
@@ -47,6 +48,8 @@ class WordLstm:
     def __post_init__(self) -> None:
         if min(self.embedding, self.hidden, self.layers) < 1 or not 0 <= self.dropout < 1:
             raise ValueError(f"{self}: sizes must be at least 1, and dropout at least 0 and below 1")
+        if self.layers > MOST_LAYERS:
+            raise ValueError(f"{self.layers} layers are more than {MOST_LAYERS}")
 
     def build(self, words: int) -> LstmLanguageModel:
         """A module for V words."""

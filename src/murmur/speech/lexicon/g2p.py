@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from murmur.speech.corpus.file_errors import not_utf8
 from murmur.speech.corpus.synth import SynthesisError, load_espeak
+from murmur.speech.corpus.text_lines import text_of
 from murmur.speech.lexicon.spelling import JOINERS, Digits, UnspeakableError, check_word, folded, graphemes, spell
 
 _IPA = 0x02
@@ -109,21 +109,18 @@ class PhoneMap:
         Raises:
             ValueError: a symbol twice, or none at all; the message names the line.
         """
-        try:
-            return PhoneMap.parse(Path(path).read_text(encoding="utf-8-sig"), str(path))
-        except UnicodeDecodeError as error:
-            raise ValueError(not_utf8(path, error)) from error
+        return PhoneMap.parse(text_of(path), str(path))
 
     @staticmethod
     def parse(text: str, name: str, vowels: frozenset[str] = frozenset()) -> PhoneMap:
         """Parse the text of a map; `name` is for messages. Raises as `read` does."""
         images: dict[str, Phones] = {}
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             fields = unicodedata.normalize("NFD", line.split("#", 1)[0]).split()
             if fields and fields[0] in images:
                 raise ValueError(f"{name}:{number}: {fields[0]!r} appears twice: give each symbol one image")
             if fields:
-                images[fields[0]] = tuple(fields[1:])
+                images[fields[0]] = tuple(unicodedata.normalize("NFC", phone) for phone in fields[1:])
         if not images:
             raise ValueError(f"{name} holds no line `IPA phone phone ...`")
         return PhoneMap(images, vowels)

@@ -13,13 +13,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from murmur.speech.corpus.file_errors import not_utf8
+from murmur.speech.lexicon.dictionary import read_lines, words_in
 
 EPSILON = "<eps>"
 BACKOFF, SENTENCE_START, SENTENCE_END = "#0", "<s>", "</s>"
@@ -28,8 +29,6 @@ SILENCE_ID = 1
 
 Entry = tuple[str, tuple[str, ...]]
 Topology = Literal["three-state", "chain"]
-_COMMENT = re.compile(r"\s#")
-_VARIANT = re.compile(r"(?<=.)\(\d+\)$")
 STRESSED = re.compile(r"^([A-Z]{2})[012]$")  # a vowel of CMUdict
 _RESERVED = re.compile(r"<eps>|<s>|</s>|#\d+")
 
@@ -199,47 +198,35 @@ def is_reserved(name: str) -> bool:
     return _RESERVED.fullmatch(name) is not None
 
 
-def read_lexicon(path: Path) -> list[Entry]:
-    """Read `word phone phone ...` lines: a Kaldi lexicon.txt or a dictionary in the form of CMUdict.
+def read_lexicon(path: Path, phones: Collection[str] = ()) -> list[Entry]:
+    """Read `word phone phone ...` lines: a Kaldi lexicon.txt, CMUdict, or a dictionary with probabilities.
 
-    `WORD(2)` is another pronunciation of WORD. Comments are lines that begin with `;;;`, and text after white space and
-    `#`. Words are converted to Unicode form NFC. Repeated pronunciations are kept once.
+    The formats are those of `murmur.speech.lexicon.dictionary`. Text is NFC. Repeated pronunciations are kept once.
+    `phones` are those of the system that the lexicon is for, if there is one.
 
     Raises:
-        ValueError: a line has no phones, a word is a reserved symbol, or the file is empty; the message names the line.
+        ValueError: a line has no phones, a word is a reserved symbol, a number may be a phone or a probability, or the
+            file is empty; the message names the line.
     """
     entries: dict[Entry, None] = {}
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(not_utf8(path, error)) from error
-    for number, line in enumerate(lines, 1):
-        fields = _COMMENT.split(line, maxsplit=1)[0].split()
-        if not fields or line.startswith(";;;"):
-            continue
-        word = unicodedata.normalize("NFC", _VARIANT.sub("", fields[0]))
-        reserved = [name for name in (word, *fields[1:]) if _RESERVED.fullmatch(name)]
-        if reserved or len(fields) < 2:
+    for place, word, own in read_lines(path, phones):
+        reserved = [name for name in (word, *own) if _RESERVED.fullmatch(name)]
+        if reserved or not own:
             reason = f"is or has the reserved symbol {reserved[0]!r}" if reserved else "has no phones"
-            raise ValueError(f"{path}:{number}: {word!r} {reason}: write `word phone phone ...`")
-        entries[word, tuple(fields[1:])] = None
+            raise ValueError(f"{place}: {word!r} {reason}: write `word phone phone ...`")
+        entries[word, own] = None
     if not entries:
         raise ValueError(f"{path} holds no pronunciation: write `word phone phone ...` lines")
     return list(entries)
 
 
-def listed_words(lines: Iterable[str]) -> list[str]:
+def listed_words(lines: Sequence[str]) -> list[str]:
     """The first word of each line of a word list, a lexicon or a symbol table, each once.
 
     Comments, reserved symbols and numbers of variants are left out as in `read_lexicon`.
     """
-    found: dict[str, None] = {}
-    for line in lines:
-        fields = _COMMENT.split(line, maxsplit=1)[0].split()
-        comment = not fields or line.startswith(";;;") or fields[0] == "#"
-        if not comment and not _RESERVED.fullmatch(fields[0]):
-            found[unicodedata.normalize("NFC", _VARIANT.sub("", fields[0]))] = None
-    return list(found)
+    words = (unicodedata.normalize("NFC", word) for word in words_in(lines))
+    return list(dict.fromkeys(word for word in words if not _RESERVED.fullmatch(word)))
 
 
 def pronunciations_of(entries: Iterable[Entry]) -> dict[str, list[tuple[str, ...]]]:
@@ -317,7 +304,8 @@ def _assemble(entries: Iterable[Entry], phones: Sequence[str]) -> Lang:
 def _disambiguate(labelled: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Pronunciation, ...]:
     """Give #k to pronunciations shared by words or prefixes of other pronunciations, so that L can be determinised."""
     shared = Counter(phones for _, phones in labelled)
-    prefixes = {phones[:n] for _, phones in labelled for n in range(1, len(phones))}
+    ordered = sorted(shared)  # those that begin with a pronunciation follow it at once
+    prefixes = {first for first, second in pairwise(ordered) if second[: len(first)] == first}
     used: Counter[tuple[int, ...]] = Counter()
     prons = []
     for word, phones in labelled:

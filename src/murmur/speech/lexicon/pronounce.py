@@ -80,7 +80,7 @@ def is_as_written(folder: Path) -> bool:
     """True if lexicon.txt of a folder has the pronunciations that are listed beside it: it was not edited."""
     if not (folder / ORIGINS).is_file():
         return False
-    rows = [line.split("\t") for line in (folder / ORIGINS).read_text(encoding="utf-8").splitlines()[1:]]
+    rows = [line.split("\t") for line in (folder / ORIGINS).read_text(encoding="utf-8").split("\n")[1:]]
     listed = {(row[0], tuple(row[1].split())) for row in rows if len(row) > 1}
     try:
         return set(read_lexicon(folder / LEXICON)) == listed

@@ -10,21 +10,23 @@ Case does not matter. TO may hold alternatives `[{ GONNA / GOING TO }]` and opti
 from __future__ import annotations
 
 import re
+import unicodedata
+from codecs import BOM_UTF8
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from murmur.speech.scoring.stm import TimedWord, TimeMarkError
+from murmur.speech.corpus.text_lines import decoded, unpacked
+from murmur.speech.scoring.stm import TimedWord, TimeMarkError, each_optional
 
 RULE = re.compile(
     r"\[(?P<find>[^]]*)\]\s*=>\s*(?P<put>.*?)\s*(?:/\s*(?P<left>\[[^]]*\])?\s*__\s*(?P<right>\[[^]]*\])?)?\s*$"
 )
 HYPHEN = re.compile(r"([^\s(])-(?=[^\s)])")
 PARENTHESIS = re.compile(r"([()])")
-SEVERAL_OPTIONAL = re.compile(r"(\(\s+[^()\s]+\s+)([^()\s]+)")
 
 
 class Rule(NamedTuple):
@@ -70,12 +72,11 @@ class MappingRules:
     def of_reference(self, text: str) -> str:
         """Apply the rules to a transcript, also inside parentheses, then replace hyphens inside words by spaces.
 
-        This is NIST's csrfilt.sh -dh: an optional word that a rule or a hyphen divides becomes optional words.
+        This is NIST's csrfilt.sh -dh: an optional word that a rule or a hyphen divides becomes optional words. Unlike
+        csrfilt.sh, alternatives of an optional word are alternatives of optional words.
         """
-        text = without_hyphens(self.applied(PARENTHESIS.sub(r" \1 ", text)))
-        while (divided := SEVERAL_OPTIONAL.sub(r"\1) ( \2", text)) != text:
-            text = divided
-        return text.replace("( ", "(").replace(" )", ")")
+        text = each_optional(without_hyphens(self.applied(PARENTHESIS.sub(r" \1 ", text))))
+        return text.replace("( ", "(").replace(" )", ")")  # parentheses that do not match
 
     def of_hypothesis(self, words: Sequence[TimedWord]) -> tuple[TimedWord, ...]:
         """Apply the rules to each recognised word alone, then divide at hyphens; parts share the word's time equally.
@@ -96,20 +97,26 @@ def read_glm(path: Path) -> MappingRules:
 
     Raises:
         TimeMarkError: A line is no rule; names file and line.
+        CorpusError: A rule is not UTF-8; names file and line.
         OSError: The file cannot be read.
     """
     rules = list[Rule]()
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").splitlines(), start=1):
-        text = line.split(";;", 1)[0].strip()
-        if not text or text.startswith("*"):
-            continue
+    for place, text in _uncommented(path):
         found = RULE.match(text)
         if found is None or not found["find"]:
-            raise TimeMarkError(f"{path}:{number}: no rule ([FROM] => [TO] / [LEFT] __ [RIGHT]): {text!r}")
+            raise TimeMarkError(f"{place}: no rule ([FROM] => [TO] / [LEFT] __ [RIGHT]): {text!r}")
         put = re.sub(r"[][]", "", found["put"])
         left, right = ((found[side] or "")[1:-1] for side in ("left", "right"))
         rules.append(Rule(*(part.lower() for part in (found["find"], put, left, right))))
     return MappingRules(rules)
+
+
+def _uncommented(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield place and text of each rule; comments and settings need not be UTF-8."""
+    for number, line in enumerate(unpacked(path).removeprefix(BOM_UTF8).split(b"\n"), 1):
+        rule = line.split(b";;", 1)[0].strip()
+        if rule and not rule.startswith(b"*"):
+            yield f"{path}:{number}", unicodedata.normalize("NFC", decoded(f"{path}:{number}", rule))
 
 
 def without_hyphens(text: str) -> str:

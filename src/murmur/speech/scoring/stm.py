@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from murmur.speech.corpus.file_errors import not_utf8
+from murmur.speech.corpus.text_lines import columns, numbered_lines
 from murmur.speech.scoring.word_network import TranscriptError, WordNetwork
 
 IGNORE = "ignore_time_segment_in_scoring"
 LABEL = re.compile(r';;\s*label\s+"([^"]*)"\s+"([^"]*)"', re.IGNORECASE)
+NO_WORDS = frozenset("{}/@")  # of a transcript with alternatives
+CTM_COLUMNS = 8  # with confidence, type and speaker
+CONFIDENCE = re.compile(r"([+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|na|nan)?", re.IGNORECASE)
 Recording = tuple[str, str]  # file and channel, in lower case
 
 
@@ -87,7 +90,7 @@ def read_stm(path: Path, spelled: Callable[[str], str] = str) -> Reference:
     """
     segments: dict[Recording, list[Segment]] = {}
     names: dict[str, str] = {}
-    for place, line in _lines(path):
+    for place, line in numbered_lines(path):
         if line.startswith(";;"):
             found = LABEL.match(line)
             if found is not None:
@@ -109,12 +112,12 @@ def read_ctm(path: Path) -> dict[Recording, tuple[TimedWord, ...]]:
         OSError: The file cannot be read.
     """
     words: dict[Recording, list[TimedWord]] = {}
-    for place, line in _lines(path):
+    for place, line in numbered_lines(path):
         if line.startswith(";;"):
             continue
-        fields = line.split()
-        if len(fields) < 5:
-            raise TimeMarkError(f"{place}: no CTM word (FILE CHANNEL BEGIN DURATION WORD): {line!r}")
+        fields = columns(line, place)
+        if not 5 <= len(fields) <= CTM_COLUMNS or not CONFIDENCE.fullmatch("".join(fields[5:6])):
+            raise TimeMarkError(f"{place}: no CTM word (FILE CHANNEL BEGIN DURATION WORD [CONFIDENCE]): {line!r}")
         if fields[4].startswith("<ALT"):
             raise TimeMarkError(f"{place}: alternatives in hypotheses are not scored: {line!r}")
         begin, duration = _seconds(fields[2:4], place)
@@ -122,14 +125,23 @@ def read_ctm(path: Path) -> dict[Recording, tuple[TimedWord, ...]]:
     return {r: tuple(sorted(found, key=lambda w: w.begin)) for r, found in words.items()}
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise TimeMarkError(not_utf8(path, error)) from error
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield f"{path}:{number}", line.strip()
+def each_optional(text: str) -> str:
+    """Return a transcript with parentheses around each word alone: `({a / b c} d)` is `{ (a) / (b) (c) } (d)`.
+
+    A transcript whose parentheses do not match is returned as it is.
+    """
+    made, depth = list[str](), 0
+    for token in text.replace("{", " { ").replace("}", " } ").split():
+        opened = len(token) - len(token.lstrip("("))
+        closed = len(token[opened:]) - len(token[opened:].rstrip(")"))
+        word = token[opened : len(token) - closed]
+        depth += opened
+        if word:
+            made.append(f"({word})" if depth and word not in NO_WORDS else word)
+        depth -= closed
+        if depth < 0:
+            return text
+    return text if depth else " ".join(made)
 
 
 def _recording(fields: list[str]) -> Recording:
@@ -147,7 +159,7 @@ def _seconds(fields: list[str], place: str) -> list[float]:
 
 
 def _segment(line: str, place: str, spelled: Callable[[str], str]) -> Segment:
-    fields = line.split(maxsplit=5)
+    fields = columns(line, place, 6)
     if len(fields) < 5:
         raise TimeMarkError(f"{place}: no STM segment (FILE CHANNEL SPEAKER BEGIN END [<LABELS>] WORDS): {line!r}")
     begin, end = _seconds(fields[3:5], place)
@@ -160,7 +172,7 @@ def _segment(line: str, place: str, spelled: Callable[[str], str]) -> Segment:
     scored = text.strip().lower() != IGNORE
     text = spelled(text) if scored else ""
     try:
-        network = WordNetwork.of(text) if scored else None
+        network = WordNetwork.of(each_optional(text)) if scored else None
     except TranscriptError as error:
         raise TimeMarkError(f"{place}: {error}") from error
     return Segment(_recording(fields), fields[2].lower(), begin, end, labels, network, text)

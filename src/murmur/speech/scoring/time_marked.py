@@ -6,6 +6,8 @@ one if none does. Words of segments that are not scored are left out.
 
 from __future__ import annotations
 
+import unicodedata
+import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +42,9 @@ def score_segments(reference: Reference, hypothesis: Mapping[Recording, Sequence
     """Align every segment that is scored. A recording without a recognised word has deletions alone.
 
     Raises:
-        TimeMarkError: The hypothesis has a recording that the reference lacks.
+        TimeMarkError: The hypothesis has a recording that the reference lacks, or one by two names.
     """
+    hypothesis = named_as(reference.segments, hypothesis)
     unknown = sorted(set(hypothesis) - set(reference.segments))
     if unknown:
         name, channel = unknown[0]
@@ -52,6 +55,25 @@ def score_segments(reference: Reference, hypothesis: Mapping[Recording, Sequence
             if segment.network is not None:
                 scored.append(ScoredSegment(segment, tuple(align(segment.network, words))))
     return scored
+
+
+def named_as(
+    reference: Iterable[Recording], hypothesis: Mapping[Recording, Sequence[TimedWord]]
+) -> dict[Recording, Sequence[TimedWord]]:
+    """Name the recordings of a hypothesis as the reference does; on either side a name may be percent-encoded."""
+    known = {_decoded(recording): recording for recording in reference}
+    known |= {recording: recording for recording in reference}
+    found: dict[Recording, Sequence[TimedWord]] = {}
+    for recording, words in hypothesis.items():
+        own = known.get(recording) or known.get(_decoded(recording), recording)
+        if own in found:
+            raise TimeMarkError(f"the hypothesis names {own[0]!r}, channel {own[1]!r}, in two ways: keep one of them")
+        found[own] = words
+    return found
+
+
+def _decoded(recording: Recording) -> Recording:
+    return unicodedata.normalize("NFC", urllib.parse.unquote(recording[0])).lower(), recording[1]
 
 
 def _shared_out(segments: Sequence[Segment], words: Sequence[TimedWord]) -> list[list[str]]:

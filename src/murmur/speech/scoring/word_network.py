@@ -17,6 +17,8 @@ from typing import Literal, NamedTuple
 
 SUBSTITUTION, GAP, OPTIONAL_GAP = 4.0, 3.0, 2.0
 EMPTY = "@"
+MOST_NESTED = 100
+SHOWN = 60  # characters of a transcript in a message
 
 
 class TranscriptError(ValueError):
@@ -62,12 +64,13 @@ class _Reader:
         self._tokens = transcript.replace("{", " { ").replace("}", " } ").split()
         self._at = 0
         self._states = 1
+        self._depth = 0
         self._arcs: list[Arc] = []
 
     def network(self) -> WordNetwork:
         last = self._sequence(0, inside=False)
         if self._at < len(self._tokens):
-            raise TranscriptError(f"a brace is closed that was not opened: {self._text!r}")
+            raise TranscriptError(f"a brace is closed that was not opened: {self._text[:SHOWN]!r}")
         return WordNetwork(tuple(sorted(self._arcs, key=lambda arc: arc.end)), last)
 
     def _sequence(self, state: int, inside: bool) -> int:
@@ -86,6 +89,9 @@ class _Reader:
 
     def _alternatives(self, state: int) -> int:
         ends, empty = list[int](), list[int]()
+        self._depth += 1
+        if self._depth > MOST_NESTED:
+            raise TranscriptError(f"braces are nested more than {MOST_NESTED} deep: {self._text[:SHOWN]!r}")
         while True:
             begin = self._at
             end = self._sequence(state, inside=True)
@@ -94,8 +100,9 @@ class _Reader:
                 break
             self._at += 1
         if self._at == len(self._tokens):
-            raise TranscriptError(f"a brace is not closed: {self._text!r}")
+            raise TranscriptError(f"a brace is not closed: {self._text[:SHOWN]!r}")
         self._at += 1
+        self._depth -= 1
         joint = self._new()
         for end in [*ends, *empty]:  # of equally good alternatives, no word comes last
             self._arc(end, joint, None, optional=False)

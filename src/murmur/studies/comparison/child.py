@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from murmur.core.plain_files import plain_file
 from murmur.worlds.process.launch.signals import StopSignals
 
 
@@ -22,9 +24,8 @@ def launch(words: list[str], printed: Path, inherited: Sequence[int] = ()) -> in
         Stopped: a signal came; the command has received it too, and has ended.
     """
     printed.parent.mkdir(parents=True, exist_ok=True)
-    with printed.open("a", encoding="utf-8") as log:
-        log.write(f"$ murmur {shlex.join(words)}\n")
-        log.flush()
+    with plain_file(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as log:
+        log.write(f"$ murmur {shlex.join(words)}\n".encode())
         command = [sys.executable, "-m", "murmur", *words]
         with Asked() as asked:
             status = asked.begun(subprocess.Popen(command, stdout=log, stderr=log, pass_fds=inherited)).wait()

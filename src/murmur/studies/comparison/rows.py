@@ -14,6 +14,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from murmur.core.plain_files import UNREADABLE, open_plain, read_plain
+from murmur.core.whole_files import FinishedLines
+
 Row = dict[str, Any]
 
 
@@ -33,7 +36,7 @@ class Rows:
         self.path = path
 
     def read(self) -> dict[str, Row]:
-        """{digest: row}; the later of two rows with one digest. A last line without its end is skipped.
+        """{digest: row}; the later of two rows with one digest. An unfinished last line is skipped.
 
         Raises:
             DamagedRows: another line is not a row; the message names it.
@@ -41,12 +44,11 @@ class Rows:
         if not self.path.exists():
             return {}
         found: dict[str, Row] = {}
-        whole = self.path.read_bytes().split(b"\n")[:-1]  # a line cut short, or nothing, follows the last newline
-        for number, line in enumerate(whole, start=1):
+        for number, line in enumerate(FinishedLines(self.path), start=1):
             try:
                 row = json.loads(line)
                 found[str(row["digest"])] = row
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
+            except UNREADABLE as error:
                 raise DamagedRows(
                     f"{self.path}, line {number}: expected an object with a digest, found {line[:60]!r} ({error});"
                     " delete that line, its run is then made again"
@@ -57,7 +59,7 @@ class Rows:
         """Write a row after the last whole one, and wait until it is on disk."""
         line = (json.dumps(_finite(row), ensure_ascii=False) + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        file = open_plain(self.path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed: another program may write a row
             os.lseek(file, _end_of_last_whole_line(self.path), os.SEEK_SET)
@@ -70,7 +72,7 @@ class Rows:
 
 
 def _end_of_last_whole_line(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1
+    return read_plain(path).rfind(b"\n") + 1
 
 
 def _finite(value: Any) -> Any:

@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from murmur.core.plain_files import making_sense, read_plain, write_plain
 from murmur.core.stop_signals import Stopped
+from murmur.core.whole_files import FinishedLines
 from murmur.report.read import KINDS, Records, read_run
 from murmur.run.commit import commit
 from murmur.run.folder import lock as folder_lock
@@ -42,6 +44,8 @@ EMPTY: Mapping[str, Any] = dict.fromkeys(
         "consensus_distance",
     )
 )
+
+ANEW = "remove the folder of this run, and the comparison makes it again"
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def run(grid: Grid, cell: Cell, place: CellPlace, threads: int | None) -> Row:
         began = time.monotonic()
         last.unlink(missing_ok=True)  # exists again only if the run reaches its end
         place.digest(cell).parent.mkdir(parents=True, exist_ok=True)
-        place.digest(cell).write_text(grid.digest(cell), encoding="utf-8")
+        write_plain(place.digest(cell), grid.digest(cell).encode())
         status = launch(words, place.log(cell), () if place.lock is None else (place.lock,))
         seconds = time.monotonic() - began
     if status == STOPPED_STATUS:
@@ -169,7 +173,7 @@ def figures(out: Path, cell: Cell) -> Row:
     apart = [distance for distance in before if distance is not None]
     return {
         "samples": last.samples,
-        "minibatches": json.loads((out / "model.json").read_text(encoding="utf-8"))["minibatches"],
+        "minibatches": _fact(out / "model.json", "minibatches"),
         "seconds": records.last_seconds,
         "heldout": dict(score.get("heldout") or last.figures),
         "model": (score.get("model") or {}).get("name"),
@@ -194,7 +198,8 @@ def _wer(out: Path, score: Mapping[str, Any]) -> Row | None:
     lines = recognised(out)
     if not lines:
         return None
-    errors, words = (sum(int(line[name]) for line in lines) for name in ("errors", "words"))
+    with making_sense(out / "recognised.jsonl", ANEW):
+        errors, words = (sum(int(line[name]) for line in lines) for name in ("errors", "words"))
     test = score.get("test") or {}
     name = next((n for n in reversed(test) if n.endswith("test wer")), "wer")
     stem = name.removesuffix("wer")
@@ -206,12 +211,15 @@ def _wer(out: Path, score: Mapping[str, Any]) -> Row | None:
 def recognised(out: Path) -> list[dict[str, Any]]:
     """The lines of a run's recognised.jsonl; empty if nothing was recognised."""
     path = out / "recognised.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    if not path.is_file():
+        return []
+    with making_sense(path, ANEW):
+        return [json.loads(line) for line in FinishedLines(path)]
 
 
 def _sent(out: Path) -> float:
     """Bytes sent by all learners."""
-    return float(sum(json.loads((out / "simulated.json").read_text(encoding="utf-8"))["sent_bytes"]))
+    return float(sum(_fact(out / "simulated.json", "sent_bytes")))
 
 
 def _digest_in(out: Path) -> str | None:
@@ -219,8 +227,17 @@ def _digest_in(out: Path) -> str | None:
     path = out / "run.json"
     if not path.is_file() or not (out / "checkpoints").is_dir():
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))["digest"]
-    return str(found)
+    return str(_fact(path, "digest"))
+
+
+def _fact(path: Path, name: str) -> Any:
+    """A fact in the JSON file of a run.
+
+    Raises:
+        SettingError: the file is damaged; names it.
+    """
+    with making_sense(path, ANEW):
+        return json.loads(read_plain(path))[name]
 
 
 def _same_cluster(grid: Grid, cell: Cell, place: CellPlace) -> bool:

@@ -21,7 +21,7 @@ from murmur.engine.checkpoints.checkpoint import layout_of, write_pair
 from murmur.engine.experiment import Experiment
 from murmur.engine.stacked import NotStackable, check_stackable
 from murmur.engine.stacked_device import DeviceGradients
-from murmur.engine.task import outputs_of
+from murmur.engine.task import outputs_of, test_in
 from murmur.engine.trainer import Trainer
 from murmur.recipes.pretrain import stack_experiment
 from murmur.run.saved_model import Initialised, read_into
@@ -92,7 +92,7 @@ def trained(cell: StudyCell, material: StudyMaterial) -> Row:
     model, figures = kept_model(cell, task, material) or _course(cell, task, material)
     errors, began = None, time.process_time()
     if cell.decoded and model is not None:
-        errors = {each.utterance: (each.errors, each.words) for each in task.test(model).recognised}
+        errors = {each.utterance: (each.errors, each.words) for each in test_in(task, model, None).recognised}
         tested = round(time.process_time() - began, 1)
     spent = {"decoding_seconds": tested, "cpu_seconds": round(figures["training_seconds"] + tested, 1)}
     return {"digest": cell.digest, "cell": asdict(cell), **figures, "errors": errors, **spent}

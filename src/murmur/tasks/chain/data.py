@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from murmur.core.counted import left_out
 from murmur.speech.corpus.corpus import Corpus
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.hmm.grow import TreeConfig, grow_tree
 from murmur.speech.hmm.lower_rate import lower_rate_stats, lower_rate_windows, pdfs_of
 from murmur.speech.hmm.questions import derive_questions
@@ -161,4 +161,4 @@ def _known_texts(name: str, lang: Lang, part: Corpus) -> Mapping[str, str]:
 
 def _tell_lost(part: str, lost: Sequence[str], why: str) -> None:
     if lost:
-        log.warning("%s: %s", part, left_out(dict.fromkeys(lost, why)))
+        log.warning("%s: %s", part, left_out("utterance", [(name, why) for name in lost]))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.errors import SettingError
+from murmur.core.model_mode import evaluating
 from murmur.core.setting_names import settings_under
 from murmur.engine.task import Loss, Score, Unmade
 from murmur.speech.corpus.corpus import Corpus
@@ -239,15 +240,13 @@ class ChainTask:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """On dev, per output frame: "loss" (nats), "objective"; with alignments "cross-entropy", "frame accuracy"."""
-        dev, training = self.data.dev, model.training
+        dev = self.data.dev
         sums, frames = torch.zeros(3, dtype=torch.float64), 0
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             for group in UtteranceBatches(tuple(map(len, dev.feats)), EVALUATED).in_order():
                 batch = self._batch(dev, group, [dev.feats[i] for i in group], 0)
                 sums += torch.stack([part.double().cpu() for part in self._totals(model, batch)])
                 frames += batch.frames
-        model.train(training)
         objective, entropy, right = (sums / frames).tolist()
         figures = {"loss": self.criterion.cross_entropy * entropy - objective, "objective": objective}
         return figures if self.tree is None else {**figures, "cross-entropy": entropy, "frame accuracy": right}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from murmur.core.counted import are, counted
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.ctc.labels import LabelGraph
 from murmur.speech.features.analysis import LogMel, Ready, deltas, sample_rate_hz
@@ -25,7 +25,7 @@ from murmur.tasks.pronouncing import Guess, completed_lexicon
 log = logging.getLogger(__name__)
 BINS = 40  # log-mel
 PARTS = ("train", "dev", "test")
-NAMED = 8  # left-out utterances of a part that are logged by name
+NAMED = 8  # missing words in a message
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,6 @@ def _split(store: FeatureStore, label: Callable[[str], LabelGraph], how: Reading
 
 
 def _log_problems(part: str, problems: tuple[Problem, ...]) -> None:
-    for problem in problems[:NAMED]:
-        log.warning("%s, left out of the criterion: %s", part, problem)
-    if len(problems) > NAMED:
-        more = len(problems) - NAMED
-        log.warning("%s: %s %s left out of the criterion", part, counted(more, "more utterance"), are(more))
+    if problems:
+        reasons = [(problem.utterance, problem.what) for problem in problems]
+        log.warning("%s, for the criterion: %s", part, left_out("utterance", reasons))

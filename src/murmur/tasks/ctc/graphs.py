@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from murmur.core.counted import counted, left_out
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.ctc.graph import build_ctc_graph
 from murmur.speech.decoding.graph import DecodingGraph, Tell, untold
@@ -186,7 +187,7 @@ class CtcSources:
         if len(written) < len(words):
             lost = sorted(set(words).difference(written), key=str.encode)
             why = "they are of the grammar and need units that the network lacks"
-            log.warning("%s", left_out(dict.fromkeys(lost, why), len(words), "word"))
+            log.warning("%s", left_out("word", [(word, why) for word in lost], len(words)))
         if not written:
             raise CorpusError(f"the network's units can write none of the {counted(len(words), 'word')} of the grammar")
         return [(word, tuple(ctc.pieces(word, self.units.kind))) for word in sorted(written, key=str.encode)]

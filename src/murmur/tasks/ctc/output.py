@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from murmur.core.model_mode import evaluating
 from murmur.engine.task import Score
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.ctc import labels as ctc_labels
@@ -48,12 +49,11 @@ class Outputs:
 def outputs(model: nn.Module, split: SplitData, stack: int) -> Outputs:
     """Run the network over a split, without gradients or dropout."""
     order = UtteranceBatches(tuple(len(split.feats[name]) for name in split.names), EVALUATION_SIZE).in_order()
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     scores: dict[str, np.ndarray] = {}
     best: dict[str, list[int]] = {}
     total = 0.0
-    model.eval()
-    with torch.inference_mode():
+    with evaluating(model), torch.inference_mode():
         for group in order:
             names = [split.names[i] for i in group]
             feats_NTF, lengths_N = pad([split.feats[name] for name in names])
@@ -65,7 +65,6 @@ def outputs(model: nn.Module, split: SplitData, stack: int) -> Outputs:
             posteriors = logits_NUC.log_softmax(-1).float().cpu().numpy()
             scores |= {name: row[:u] for name, row, u in zip(names, posteriors, frames_N.tolist(), strict=True)}
             best |= dict(zip(names, ctc.greedy(logits_NUC, frames_N), strict=True))
-    model.train(training)
     ordered = sorted(best, key=str.encode)
     return Outputs({n: scores[n] for n in ordered}, {n: best[n] for n in ordered}, total / max(split.frames, 1))
 

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from murmur.core.counted import counted, left_out
+from murmur.core.counted import counted
 from murmur.engine.task import Unmade
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus, CorpusError
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, ReadyAtSpeed, digest, sample_rate_hz
 from murmur.speech.features.cepstral_warp import MelCepstra
 from murmur.speech.features.derivatives import all_with_derivatives
@@ -422,7 +423,7 @@ class HmmHalf:
         save_alignments(trained.model, trained.tids, files[1])
         save_model(trained.model, files[0])
         if trained.lost:
-            log.warning("%s: %s", name, left_out(dict(sorted(trained.lost.items()))))
+            log.warning("%s: %s", name, left_out("utterance", sorted(trained.lost.items())))
         return Stage(name, trained.model, trained.tids, key, adaptation)
 
     def _read(self, name: str, key: str, files: tuple[Path, ...]) -> Stage:
@@ -439,7 +440,7 @@ def log_pass(report: PassReport) -> None:
         "%s %d/%d: %.3f nats per frame, %s, %s%s",
         *(report.stage, report.number, report.passes, report.log_likelihood_per_frame),
         *(counted(report.gaussians, "Gaussian"), counted(report.frames, "frame")),
-        f"; {left_out(dict(sorted(report.failed.items())))}" if report.failed else "",
+        f"; {left_out('utterance', sorted(report.failed.items()))}" if report.failed else "",
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from murmur.core.counted import left_out
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.features.chunks import Frames, FramesInMemory, SomeUtterances
 from murmur.speech.hmm.hybrid import copy_name
 from murmur.speech.hmm.transitions import Transitions
@@ -93,14 +93,11 @@ def _with_path(part: str, aligned: Mapping[str, Aligned], builder: NumeratorBuil
     kept = {name: each for name, each in aligned.items() if builder.has_path(each)}
     lost = [name for name in aligned if name not in kept]
     if lost:
-        log.warning(
-            "%s: %s; a larger task.criterion.tolerance_frames may keep some",
-            part,
-            left_out(
-                dict.fromkeys(lost, f"{NO_ROOM} within {builder.tolerance_frames} frames of the alignment"),
-                len(aligned),
-            ),
+        why = (
+            f"their phones have no room within {builder.tolerance_frames} frames of the alignment; a larger"
+            " task.criterion.tolerance_frames may keep some"
         )
+        log.warning("%s: %s", part, left_out("utterance", [(name, why) for name in lost], len(aligned)))
     if not kept:
         raise ValueError(
             f"no utterance of {part} has room for its phones within {builder.tolerance_frames} frames of the alignment:"
@@ -117,7 +114,8 @@ def _known(denominator: Denominator, dev: Mapping[str, Phones]) -> dict[str, Ali
         except KeyError:
             lost.append(name)
     if lost:
-        log.warning("dev: %s", left_out(dict.fromkeys(lost, "states that train lacks")))
+        why = "states that train lacks"
+        log.warning("dev: %s", left_out("utterance", [(name, why) for name in lost], len(dev)))
     if not found:
         raise ValueError("every utterance of dev has a phone in context that train lacks: give more training speech")
     return found

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.errors import SettingError
+from murmur.core.model_mode import evaluating
 from murmur.core.setting_names import settings_under
 from murmur.engine.task import Loss, Score, Unmade
 from murmur.speech.corpus.corpus import Corpus
@@ -134,16 +135,14 @@ class SequenceTask:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """On dev, per frame: "loss" (nats), "objective", "cross-entropy", and "frame accuracy"."""
-        data, training = self.data, model.training
+        data = self.data
         table = replace(self._table, lengths=data.dev.lengths, parts=1)
         sums, frames = torch.zeros(3, dtype=torch.float64), 0
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             for n in range(table.per_epoch):
                 batch = self._batch(table.batch(n, data.dev), table[n], data.dev_phones)
                 sums += torch.stack([part.double().cpu() for part in self._totals(model, batch)])
                 frames += batch.chunks.frames
-        model.train(training)
         objective, entropy, right = (sums / frames).tolist()
         loss = self.criterion.cross_entropy * entropy - objective
         return {"loss": loss, "objective": objective, "cross-entropy": entropy, "frame accuracy": right}

@@ -270,8 +270,9 @@ class TorchGroup(Group):
 
     async def recv(self, source: int | None = None, tag: str = "") -> Message:
         whom = "anyone" if source is None else f"learner {self._learner(source)}"
-        # A member that serves others may let this one wait for a whole run; its death would be noticed.
-        known = source is not None and isinstance(self.wiring.store, NetStore)
+        # A member that serves others may let this one wait for a whole run; its death would be noticed. One that is not
+        # there is awaited for a start.
+        known = source is not None and self._is_live(source)
         seconds = float("inf") if known else self.wiring.timeout_seconds
         missing = PeerLost(f"no message {tag!r} from {whom} in {self.name} within {seconds} s")
         sender = None if source is None else self._learner(source)
@@ -283,6 +284,11 @@ class TorchGroup(Group):
             self._blame(f"message {tag!r}")
             raise
         return self._known(message)
+
+    def _is_live(self, rank: int) -> bool:
+        """True if a member is known to be there; False also without a store that detects losses."""
+        failure_detector = self.wiring.failure_detector
+        return failure_detector is not None and self._learner(rank) in failure_detector.membership.view().incarnations
 
     async def poll(self, tag: str, seconds: float) -> Message | None:
         message = self.wiring.mail.box.wait(f"{self.name} {tag}", seconds)

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.overlapped_mean import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.core.trace import COMPUTE
+from murmur.core.whole_files import FinishedLines
 from murmur.worlds.virtual.collectives import ALLREDUCE
 
 ComputeTime = Callable[[int, int], float]  # (learner, its step) -> seconds
@@ -107,11 +109,11 @@ class RecordedSeconds:
             ValueError: The file holds none, or is not such a trace.
         """
         try:
-            spans = _spans_of(trace.read_text(encoding="utf-8"))
+            spans = _spans_of(trace)
             rows: dict[int, list[float]] = defaultdict(list)
             for span in sorted((s for s in spans if s.get("cat") == COMPUTE and s["dur"] > 0), key=lambda s: s["ts"]):
                 rows[int(span["pid"])].append(span["dur"] / 1e6)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except UNREADABLE as error:
             raise ValueError(f"{trace} is not a Chrome trace of a run: {error!r}") from error
         if not rows:
             raise ValueError(f"{trace} holds no spans of kind {COMPUTE!r}: name the trace.json of a training run")
@@ -126,17 +128,15 @@ class RecordedSeconds:
         return row[(step + lap * 61) % len(row)] * self.factors.get(learner, 1.0)
 
 
-def _spans_of(text: str) -> list[Any]:
-    """The spans of a trace, whose array a killed run leaves open, with its last line cut off."""
+def _spans_of(trace: Path) -> list[Any]:
+    """The spans of a trace, whose array is open, and whose last line may be unfinished, until its run has ended."""
     try:
-        whole = json.loads(text)
+        whole = json.loads(read_plain(trace))
     except json.JSONDecodeError:
-        lines = [line.strip().strip("[],") for line in text.split("\n")]
-        spans = [line for line in lines if line]
-        if not text.startswith("[") or not spans:
+        lines = list(FinishedLines(trace))
+        spans = [span for line in lines if (span := line.strip().strip(b"[],"))]
+        if not spans or not lines[0].startswith(b"["):
             raise
-        if not spans[-1].endswith("}"):
-            del spans[-1]
         return [json.loads(span) for span in spans]
     return list(whole["traceEvents"] if isinstance(whole, dict) else whole)
 

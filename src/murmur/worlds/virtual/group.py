@@ -103,9 +103,13 @@ class VirtualHub:
         self.under_way: dict[tuple[int, int], int] = defaultdict(int)  # messages posted and not delivered, by ranks
 
     def part(self, name: str, members: Sequence[int]) -> VirtualHub:
-        """Return the hub of a new sub-group."""
+        """Return the hub of a new sub-group, without the members that are gone already."""
         part = VirtualHub(self.clock, self.network, name, members)
         part.left = self.left
+        for learner in self.dead & set(members):
+            part.forget(learner)
+            if self.members.index(learner) not in self.table.view.incarnations:
+                part.lose(learner)
         return part
 
     def meeting(self, verb: str, number: int) -> Meeting:
@@ -189,6 +193,7 @@ class VirtualHub:
     def end_waits_for(self, learner: int) -> None:
         """Let waits for a learner fail to which nothing can come from it any more, here and in all parts."""
         if learner in self.members:
+            self.quit(self.members.index(learner))
             for to in range(len(self.members)):
                 self._end_waits(self.members.index(learner), to)
         for part in self.parts.values():
@@ -397,8 +402,6 @@ class VirtualGroup(Group):
         if name not in self.hub.parts:
             part = self.hub.parts[name] = self.hub.part(f"{self.name} {name}", members)
             part.once = True
-            for learner in self.hub.dead & set(members):
-                part.forget(learner)
         return VirtualGroup(self.hub.parts[name], list(ranks).index(self.rank), self.trace)
 
     def close(self) -> None:

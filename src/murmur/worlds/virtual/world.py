@@ -200,6 +200,7 @@ class _Run(Generic[T]):
         ):
             self.world.killed.remove(fault.learner)
             self.clock.notes.append(f"learner {fault.learner} was started again at t={fault.at_seconds:.3f}s")
+            self.hub.lose(fault.learner)  # its lease may not have ended, but another process has its place now
             self.hub.everywhere(fault.learner, MembershipTable.join)
             self.hub.welcome(fault.learner)
             self.start(fault.learner, late=True)

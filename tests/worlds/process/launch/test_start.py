@@ -82,6 +82,36 @@ def test_learners_that_lost_the_only_one_with_the_model_start_again_together() -
     assert started[5:] == [(r, 3, True, 1) for r in range(3)]
 
 
+MEMBER = """
+import sys
+from threading import Event
+from murmur.worlds.process.launch.environment import take_place
+from murmur.worlds.process.membership.client import StoreMembership
+from murmur.worlds.process.store.server import StoreClient
+
+place, told = take_place(), Event()
+connect = lambda: StoreClient(place.host, place.port, 30, place.secret)
+membership = StoreMembership(connect, f"{place.prefix}world", place.rank, place.size, 60.0)
+membership.report_losses(lambda rank, why: told.set() if rank == 1 else None)
+here = told.wait(60)
+connect().call({"do": "set", "key": f"{place.prefix}done"})
+sys.exit(0 if here else 9)
+"""
+
+
+@pytest.mark.parametrize("again", [KILLED, "import time; time.sleep(2); " + KILLED], ids=["at once", "later"])
+def test_a_restarted_member_does_not_wait_for_a_leader_that_is_not_started_again(again: str) -> None:
+    """Learner 1 is killed twice; learner 2, which needs it, ends with the status of a loss, and comes back to wait."""
+    comes = TRAINS + 'line.call({"do": "set", "key": f"{place.prefix}host/{place.rank}"})\n'
+    dies, waits = comes + "import os; os.kill(os.getpid(), 9)", comes + 'line.wait([f"{place.prefix}done"], 60)'
+    programs = {0: [waits], 1: [dies, again], 2: [comes + "sys.exit(75)", MEMBER]}
+
+    def command(place: Place, resume: bool) -> Sequence[str]:
+        return python(programs[place.rank][int(resume)])
+
+    assert Launch(command, 3, 1, Restart.ALONE).run() == 0
+
+
 def test_a_launch_is_not_well_before_its_run_is_whole(tmp_path: Path) -> None:
     def write(*names: str) -> str:
         return "; ".join(f"open({str(tmp_path / name)!r}, 'w').write('new')" for name in names) or "pass"

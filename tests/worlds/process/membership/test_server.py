@@ -225,3 +225,37 @@ def test_counters_can_stand_for_a_register() -> None:
         True,
         True,
     ]
+
+
+def test_a_learner_that_is_not_started_again_is_reported_to_those_that_came_after_its_loss(server: StoreServer) -> None:
+    first, found = member(server, 0, size=4), {rank: list[int]() for rank in (0, 1, 3)}
+    first.report_losses(lambda rank, _: found[0].append(rank))
+    launcher = StoreClient(*server.address)
+    gone = {"do": "gone", "group": "group", "rank": 2, "why": "its process ended with signal 9"}
+    launcher.call(gone)
+    assert eventually(lambda: found[0] == [2])
+    second = member(server, 1, size=4)  # it may wait for learner 2, which may be started again
+    second.report_losses(lambda rank, _: found[1].append(rank))
+    second.view(fresh=True)
+    assert found[1] == []
+    launcher.call({**gone, "final": True})
+    assert eventually(lambda: found[1] == [2])
+    third = member(server, 3, size=4)
+    third.report_losses(lambda rank, _: found[3].append(rank))
+    assert found[3] == [2]
+    assert set(found[0]) == {2}
+    for each in (first, second, third):
+        each.leave()
+    launcher.close()
+
+
+def test_a_learner_that_was_given_up_and_comes_back_is_no_longer_final(server: StoreServer) -> None:
+    first, launcher, found = member(server, 0), StoreClient(*server.address), list[int]()
+    launcher.call({"do": "gone", "group": "group", "rank": 1, "why": "is stopped", "final": True})
+    second = member(server, 1)
+    late = member(server, 0)
+    late.report_losses(lambda rank, _: found.append(rank))
+    assert found == []
+    for each in (first, second, late):
+        each.leave()
+    launcher.close()

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from murmur.speech.corpus.published.conversations import SPOKEN
+from murmur.speech.corpus.published.own import read_own
 from murmur.speech.corpus.published.readers import (
     read_aishell,
     read_an4,
     read_fsdd,
     read_librispeech,
-    read_own,
     read_yesno,
 )
 from murmur.speech.corpus.published.reading import Reader
 from murmur.speech.corpus.published.telephone import read_telephone
-from murmur.speech.corpus.published.transcripts import ENGLISH, UNSPACED, TranscriptRule
+from murmur.speech.corpus.published.transcripts import ENGLISH, PROSE, UNSPACED, TranscriptRule
 
 OPENSLR = "https://www.openslr.org/resources"
 _FSDD_COMMIT = "26eb9aaf76e81b692f806f9140c2d2777410d7a1"
@@ -256,7 +256,7 @@ CORPORA: Mapping[str, Published] = {
         page="taken by --from FOLDER only",
         address="",
         parts=(),
-        rule=ENGLISH,
+        rule=PROSE,
         splits="folders train, dev and test if there are any; else the last tenth of the speakers by name is test, and"
         " every eighth of the others dev",
         read=read_own,

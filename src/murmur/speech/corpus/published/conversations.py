@@ -11,7 +11,8 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from murmur.speech.corpus.published.transcripts import APOSTROPHES, TranscriptRule
+from murmur.speech.corpus.published.quotation_marks import APOSTROPHES
+from murmur.speech.corpus.published.transcripts import TranscriptRule
 
 TAG = re.compile(r"<[^<>]*>")
 CONTRACTION = re.compile(r'<contraction\b[^"]*"[^"]*"\s*>', re.IGNORECASE)  # its attribute holds > of its own

@@ -68,6 +68,7 @@ def _manifest(name: str, corpus: Published, read: Read, worded: Mapping[str, Cor
         "transcripts": dict(read.rules) or corpus.rule.words,
         "assignment": corpus.splits,
         "absent": list(read.absent),
+        "outside": [asdict(problem) for problem in read.outside],
         "rate_hz": read.rate_hz,
         "lhotse": lhotse.__version__,
         "splits": {split: _facts(found, read, split) for split, found in worded.items()},
@@ -158,7 +159,7 @@ def _facts(corpus: Corpus, read: Read, split: str) -> dict[str, Any]:
         "words": sum(len(u.words) for u in corpus.utterances),
         "hours": sum(read.seconds[split][u.id] for u in corpus.utterances) / 3600,
         "characters": "".join(sorted({c for text in corpus.texts.values() for c in text})),
-        "wordless": read.wordless.get(split, 0),
+        "wordless": list(read.wordless.get(split, ())),
         "skipped": [asdict(problem) for problem in corpus.problems],
     }
 

@@ -8,10 +8,8 @@ threads.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,19 +21,17 @@ from lhotse.recipes.aishell import prepare_aishell
 from lhotse.recipes.librispeech import prepare_librispeech
 from lhotse.recipes.yesno import prepare_yesno
 
-from murmur.core.counted import counted
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance
 from murmur.speech.corpus.digits import LEXICON, WORDS
 from murmur.speech.corpus.published.reading import Read, by_lhotse, joined
-from murmur.speech.corpus.sound_file import open_sound
+from murmur.speech.corpus.sound_file import rate_and_channels
+from murmur.speech.corpus.text_lines import text_lines
 from murmur.speech.features.analysis import LogMel, opened
 
 FSDD_DEV, FSDD_TEST = "nicolas", "theo"
 YESNO_RECORDINGS = 60
-DEV_EVERY = 8  # speaker; a separate split keeps its words out of a language model of data/train
 WINDOW_SECONDS = LogMel().frame_length_seconds
 BLOCK_SAMPLES = 1 << 20
-SOUNDS = {name.lower() for name in soundfile.available_formats()} | {"oga", "opus", "sph", "aif", "aifc", "wave"}
 
 
 def read_librispeech(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
@@ -44,7 +40,7 @@ def read_librispeech(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
     Raises:
         CorpusError: no part is there, or lhotse cannot read them.
     """
-    root = _holding(folder, "LibriSpeech", lambda at: any((at / part).is_dir() for part in parts), " or ".join(parts))
+    root = holding(folder, "LibriSpeech", lambda at: any((at / part).is_dir() for part in parts), " or ".join(parts))
     here = tuple(part for part in parts if (root / part).is_dir())
     manifests = by_lhotse(root, lambda: prepare_librispeech(root, dataset_parts=here, num_jobs=jobs))
     found: dict[str, list[Corpus]] = {}
@@ -65,7 +61,7 @@ def read_yesno(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
     Raises:
         CorpusError: a recording is missing.
     """
-    root = _holding(folder, "waves_yesno", lambda at: any(at.glob("[01]_*.wav")), "recordings such as 0_1_0_1_0_1_0_1")
+    root = holding(folder, "waves_yesno", lambda at: any(at.glob("[01]_*.wav")), "recordings such as 0_1_0_1_0_1_0_1")
     count = len(list(root.glob("*.wav")))
     if count != YESNO_RECORDINGS:
         raise CorpusError(f"{root} holds {count} of the {YESNO_RECORDINGS} recordings: unpack the archive again")
@@ -87,7 +83,7 @@ def read_aishell(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
         CorpusError: the transcripts are missing, or lhotse cannot read the recordings.
     """
     transcripts = "data_aishell/transcript/aishell_transcript_v0.8.txt"
-    root = _holding(folder, "aishell", lambda at: (at / transcripts).is_file(), transcripts)
+    root = holding(folder, "aishell", lambda at: (at / transcripts).is_file(), transcripts)
     manifests = by_lhotse(root, lambda: prepare_aishell(root))
     read = {split: _of_manifests(manifests[split]) for split in ("train", "dev", "test") if manifests.get(split)}
     seconds = {split: lengths for split, (_, lengths) in read.items()}
@@ -100,11 +96,11 @@ def read_an4(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     Raises:
         CorpusError: a list is missing, or lists and transcripts do not match.
     """
-    root = _holding(folder, "an4", lambda at: (at / "etc" / "an4_train.fileids").is_file(), "etc/an4_train.fileids")
+    root = holding(folder, "an4", lambda at: (at / "etc" / "an4_train.fileids").is_file(), "etc/an4_train.fileids")
     splits = {split: _an4_split(root, split) for split in ("train", "test")}
     lists = {name: root / "etc" / name for name in ("an4.dic", "an4.phone", "an4.filler", "an4.ug.lm")}
     files = {name: path.read_text(encoding="latin-1") for name, path in lists.items() if path.is_file()}
-    return _measured(splits, jobs, files)
+    return measured(splits, jobs, files)
 
 
 def read_fsdd(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
@@ -114,7 +110,7 @@ def read_fsdd(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
         CorpusError: there is no recording of that form.
     """
     inside = next((at for at in sorted(folder.glob("free-spoken-digit-dataset*")) if at.is_dir()), folder)
-    root = _holding(inside, "recordings", lambda at: any(at.glob("[0-9]_*_*.wav")), "recordings such as 7_theo_0.wav")
+    root = holding(inside, "recordings", lambda at: any(at.glob("[0-9]_*_*.wav")), "recordings such as 7_theo_0.wav")
     utterances = []
     for path in sorted(root.glob("*.wav")):
         named = re.fullmatch(r"(\d)_(\w+)_(\d+)", path.stem)
@@ -131,81 +127,10 @@ def read_fsdd(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
         "test_official": [u for u in utterances if int(u.id.rpartition("-")[2]) < 5],
     }
     lexicon = "".join(sorted(f"{word} {phones}\n" for word, ways in LEXICON.items() for phones in ways))
-    return _measured({s: Corpus(tuple(us)) for s, us in splits.items() if us}, jobs, {"lexicon.txt": lexicon})
+    return measured({s: Corpus(tuple(us)) for s, us in splits.items() if us}, jobs, {"lexicon.txt": lexicon})
 
 
-def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
-    """The user's recordings: SPEAKER/NAME.wav (or .flac, ...) with NAME.txt beside each, and no deeper folders.
-
-    Folders train, dev and test above the speakers are the splits. Without them the last tenth of the speakers in byte
-    order, at least one, is test, and every eighth of the others is dev.
-
-    Raises:
-        CorpusError: no recording, or fewer than two speakers to split.
-    """
-    named = [split for split in ("train", "dev", "test") if (folder / split).is_dir()]
-    if named:
-        return _measured({split: _own_split(folder / split) for split in named}, jobs, {})
-    whole = _own_split(
-        _holding(folder, "wav", lambda at: any(at.glob("*/*.txt")), "SPEAKER/NAME.txt beside recordings")
-    )
-    speakers = sorted(set(whole.speakers.values()), key=str.encode)
-    if len(speakers) < 2:
-        raise CorpusError(
-            f"{folder} has {counted(len(speakers), 'speaker')}, and test needs one: make folders train and test"
-        )
-    first = len(speakers) - max(1, len(speakers) // 10)
-    held_out = {"dev": set(speakers[:first][DEV_EVERY - 1 :: DEV_EVERY]), "test": set(speakers[first:])}
-    parts = {part: _of_speakers(whole, theirs) for part, theirs in held_out.items() if theirs}
-    elsewhere = held_out["dev"] | held_out["test"]
-    train = _of_speakers(whole, {_speaker(Path(p.where)) for p in whole.problems}.union(speakers) - elsewhere)
-    return _measured({"train": train, **parts}, jobs, {})
-
-
-def _of_speakers(whole: Corpus, speakers: AbstractSet[str]) -> Corpus:
-    """Utterances and problems of some speakers."""
-    problems = tuple(problem for problem in whole.problems if _speaker(Path(problem.where)) in speakers)
-    return Corpus(whole.subset(lambda u: u.speaker in speakers).utterances, problems)
-
-
-def _speaker(path: Path) -> str:
-    """The speaker of a recording or a transcript, by its folder."""
-    return _identifier(path.parent.name)
-
-
-def _identifier(name: str) -> str:
-    """A name of files as an identifier of Kaldi's tables: NFC, without white space."""
-    return re.sub(r"\s", "_", unicodedata.normalize("NFC", name))
-
-
-def _own_split(folder: Path) -> Corpus:
-    sounds = {p for p in sorted(folder.glob("*/*")) if p.suffix.lower().lstrip(".") in SOUNDS}
-    utterances, problems = [], []
-    for path in sorted(sounds):
-        name, text = _identifier(f"{path.parent.name}-{path.stem}"), path.with_suffix(".txt")
-        try:
-            said = text.read_text(encoding="utf-8")
-            utterances.append(Utterance(name, _speaker(path), said, Audio(path.absolute())))
-        except FileNotFoundError:
-            problems.append(Problem(name, str(path), f"{text.name} is missing beside it"))
-        except UnicodeDecodeError:
-            problems.append(Problem(name, str(text), "it is not UTF-8"))
-    stems = {path.with_suffix("") for path in sounds}
-    for text in sorted(folder.glob("*/*.txt")):
-        if text.with_suffix("") not in stems:
-            name = _identifier(f"{text.parent.name}-{text.stem}")
-            problems.append(Problem(name, str(text), "there is no recording beside it"))
-    for path in sorted(folder.glob("*/*/**/*")):
-        if path.suffix.lower().lstrip(".") in SOUNDS:
-            name = _identifier("-".join(path.relative_to(folder).with_suffix("").parts))
-            problems.append(Problem(name, str(path), "it is in a folder below that of its speaker: move it up"))
-    for path in sorted(folder.glob("*")):
-        if path.suffix.lower().lstrip(".") in SOUNDS and path.is_file():
-            problems.append(Problem(_identifier(path.stem), str(path), "it is in no folder of a speaker: move it down"))
-    return Corpus(tuple(utterances), tuple(problems))
-
-
-def _holding(folder: Path, inner: str, holds: Callable[[Path], bool], what: str) -> Path:
+def holding(folder: Path, inner: str, holds: Callable[[Path], bool], what: str) -> Path:
     """The folder that holds the corpus: the given one, or `inner` in it."""
     if not folder.is_dir():
         raise CorpusError(f"{folder} is not a folder: name the folder of the unpacked archives")
@@ -232,7 +157,7 @@ def _of_manifests(manifests: Mapping[str, Any], speaker: str = "") -> tuple[Corp
 def _without_audio(part: Path, read: set[str]) -> Iterable[Problem]:
     """Problems of transcripts without a recording, which lhotse skips silently."""
     for transcripts in sorted(part.rglob("*.trans.txt")):
-        for line in transcripts.read_text(encoding="utf-8").splitlines():
+        for line in text_lines(transcripts):
             name = line.partition(" ")[0]
             if name and name not in read:
                 yield Problem(name, str(transcripts), f"its recording {transcripts.parent / name}.flac is missing")
@@ -255,7 +180,7 @@ def _an4_split(root: Path, split: str) -> Corpus:
             raise CorpusError(f"{path} is missing: unpack the archive again")
     listed = names.read_text(encoding="latin-1").split()
     said = {}
-    for number, line in enumerate(texts.read_text(encoding="latin-1").splitlines(), 1):
+    for number, line in enumerate(texts.read_text(encoding="latin-1").split("\n"), 1):
         row = re.fullmatch(r"(.*?)\s*\(([^()\s]+)\)\s*", line)
         if row is None and line.strip():
             raise CorpusError(f"{texts}:{number}: expected WORDS (RECORDING), found {line[:80]!r}")
@@ -274,7 +199,7 @@ def _an4_split(root: Path, split: str) -> Corpus:
     return Corpus(tuple(utterances), tuple(problems))
 
 
-def _measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str]) -> Read:
+def measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str]) -> Read:
     """Seconds of whole files; those that training could not use become problems.
 
     Unusable are files that cannot be decoded to their end, have several channels or a sample rate unlike most, or are
@@ -301,8 +226,7 @@ def _measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str])
 def _rate_hz(path: Path) -> int | None:
     """The sample rate in a file's header; None if it cannot be read."""
     try:
-        with open_sound(path) as file:
-            return int(file.samplerate)
+        return rate_and_channels(path)[0]
     except (soundfile.SoundFileError, OSError):
         return None
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lhotse.audio.utils import AudioLoadingError
 
-from murmur.speech.corpus.corpus import Corpus, CorpusError
+from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem
 from murmur.speech.corpus.file_errors import NONSENSE
 
 
@@ -23,7 +23,8 @@ class Read:
         files: text files that belong to the data, such as a lexicon, by name.
         absent: optional parts that are missing.
         rate_hz: sample rate of all recordings; None if the reader has not checked it.
-        wordless: number of segments without words that were left out, by split.
+        wordless: segments without words that were left out, by split.
+        outside: recordings that belong to no split.
         rules: rules that were applied to the transcripts of parts with conventions of their own, by part.
     """
 
@@ -32,7 +33,8 @@ class Read:
     files: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     rate_hz: int | None = None
-    wordless: Mapping[str, int] = field(default_factory=dict)
+    wordless: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    outside: tuple[Problem, ...] = ()
     rules: Mapping[str, str] = field(default_factory=dict)
 
 

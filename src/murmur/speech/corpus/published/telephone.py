@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -108,7 +107,7 @@ def read_telephone(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
         raise CorpusError(f"{folder} holds no part ({wanted}); there is {there}. The LDC licenses these packages")
     found: dict[str, list[Corpus]] = {}
     seconds: dict[str, float] = {}
-    wordless: Counter[str] = Counter()
+    wordless: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
     rates: set[int] = set()
     for name in here:
@@ -119,14 +118,15 @@ def read_telephone(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
             corpus = _corpus(stretches, material, split, PARTS[name].rule)
             found.setdefault(split, []).append(corpus)
             seconds |= {s.id: s.end - s.begin for s in stretches}
-            wordless[split] += len(stretches) - len(corpus)
+            kept = corpus.texts
+            wordless.setdefault(split, []).extend(s.id for s in stretches if s.id not in kept)
     return Read(
         {split: joined(corpora) for split, corpora in found.items()},
         dict.fromkeys(found, seconds),
         texts,
         absent=tuple(name for name in parts if name not in here),
         rate_hz=rates.pop() if len(rates) == 1 else None,
-        wordless={split: count for split, count in wordless.items() if count},
+        wordless={split: names for split, names in wordless.items() if names},
         rules={name: PARTS[name].rule.words for name in here},
     )
 
@@ -334,7 +334,7 @@ def _all_covered(
 
 def _pem_rows(path: Path) -> Iterator[tuple[str, str, float, float]]:
     """FILE CHANNEL SPEAKER BEGIN END of a partitioned evaluation map, file and channel in lower case."""
-    for number, line in enumerate(_latin(path).splitlines(), 1):
+    for number, line in enumerate(_latin(path).split("\n"), 1):
         row = line.partition(";;")[0].split()
         if not row:
             continue

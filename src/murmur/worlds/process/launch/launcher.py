@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -316,8 +316,8 @@ class Launch:
         if alone and any(map(standing.trains, others)):
             self._go_on_alone(unit, how)
         elif alone and any(map(standing.has_ended, others)) and not (self.missing() and unit.restarts_left):
-            unit.lost = True
             log.error("learner %d %s; the others have ended without it", unit.rank, how)
+            self._give_up(unit, how)
         elif unit.restarts_left > 0:
             unit.restarts_left -= 1
             log.warning("learner %d %s; all start again together (%d left)", unit.rank, how, unit.restarts_left)
@@ -334,13 +334,19 @@ class Launch:
     def _go_on_alone(self, unit: Unit, how: str) -> None:
         """Start a learner again while the others train, or go on without it."""
         if unit.restarts_left == 0:
-            unit.lost = True
             log.error("learner %d %s and has no restart left; the others go on", unit.rank, how)
+            self._give_up(unit, how)
             return
         unit.restarts_left -= 1
         log.warning("learner %d %s; restarting (%d left)", unit.rank, how, unit.restarts_left)
         self._end_at_once([unit])
         self._start(unit, resume=True)
+
+    def _give_up(self, unit: Unit, how: str) -> None:
+        """Leave a learner out from now on, and end all waits for it, such as those of its super-learner's members."""
+        unit.lost = True
+        with suppress(ConnectionError), closing(StoreClient(self.host, self._port, ASK_SECONDS, self.secret)) as line:
+            self._tell(line, unit, how, final=True)  # the watch notices what has happened to the store
 
     def _left_at_start(self, unit: Unit, failed: Sequence[Unit]) -> list[Unit]:
         """Return the learners that can begin without one lost before training began; empty if none can.
@@ -375,9 +381,10 @@ class Launch:
 
         return LaunchStanding(with_key(COME_KEY), with_key(BEGUN_KEY), with_key(ENDED_KEY))
 
-    def _tell(self, line: StoreClient, unit: Unit, how: str) -> None:
+    def _tell(self, line: StoreClient, unit: Unit, how: str, final: bool = False) -> None:
         """Tell the others through their membership that a learner is gone, so that no wait for it goes on."""
-        line.call({"do": "gone", "group": self._prefix + WORLD, "rank": unit.rank, "why": f"its process {how}"})
+        why = f"its process {how}"
+        line.call({"do": "gone", "group": self._prefix + WORLD, "rank": unit.rank, "why": why, "final": final})
         line.call({"do": "delete", "key": f"{self._prefix}{BEGUN_KEY}/{unit.rank}"})
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from threading import Event, Lock, Thread
 from typing import Any
 
-from murmur.core.membership import NOTHING, Membership, Preparation, View
+from murmur.core.membership import NOTHING, Membership, Preparation, Shares, View
 from murmur.worlds.process.membership.claims import ClaimClient, ClaimsAhead, Limits, claims_in
 from murmur.worlds.process.membership.server import ENTRY_SECONDS
 from murmur.worlds.process.membership.stalls import Told, read_table
@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 0.25
 REACHABLE_SECONDS = 2.0  # since its latest answer, the server is expected to answer again
 WORLD = "world"  # name of the membership, and of the group, of all learners
+ENDED_ALREADY = "it has ended"
 Report = Callable[[int, str], None]
 
 
@@ -72,7 +73,7 @@ class StoreMembership(Membership):
         self._answered = time.monotonic()
         self._seeing = Lock()
         answer = self._ask("enter", size=size, lease=lease_seconds, entry=entry_seconds)
-        self._view, self.lost = _view(answer), _causes(answer)
+        self._view, self.lost, self._final = _view(answer), _causes(answer), frozenset(answer["final"])
         self._latest: tuple[range, Limits] | None = None
         head = {"do": "membership", "act": "claim", "group": name, "rank": rank}
         self._ahead = ClaimsAhead(connect, head, lambda: (self._view.number, self._view.incarnations.get(rank)))
@@ -83,7 +84,8 @@ class StoreMembership(Membership):
         """Report losses from now on: a member is gone, or is another process now.
 
         Args:
-            report: Called with the rank and the cause, before this client's view shows the loss.
+            report: Called with the rank and the cause, before this client's view shows the loss; also for members that
+                were lost before, once it is known that they are not started again.
 
         Raises:
             RuntimeError: Losses are reported already.
@@ -92,6 +94,8 @@ class StoreMembership(Membership):
             if self._report is not ignore:
                 raise RuntimeError(f"the losses of {self.name} are reported already")
             self._report = report
+            for rank in self._final:
+                report(rank, self.lost.get(rank, ENDED_ALREADY))
 
     def view(self, fresh: bool = False) -> View:
         if self._failure is not None:
@@ -114,6 +118,9 @@ class StoreMembership(Membership):
         if self._latest is not None:
             self._ahead.expect(*self._latest, seconds, preparation)
 
+    def divide(self, shares: Shares) -> None:
+        self._ask("divide", places=list(shares.places), of=shares.of)
+
     def unfinished(self) -> Collection[int]:
         return list(self._ask("unfinished")["numbers"])
 
@@ -124,6 +131,11 @@ class StoreMembership(Membership):
     @property
     def spent(self) -> bool:
         return bool(self._ask("spent")["spent"])
+
+    @property
+    def undone(self) -> int | None:
+        found = self._ask("undone")["undone"]
+        return None if found is None else int(found)
 
     def arrive(self, barrier: str) -> bool:
         return bool(self._ask("arrive", barrier=barrier)["all"])
@@ -168,8 +180,11 @@ class StoreMembership(Membership):
             self.lost = _causes(answer)
             for rank in before.keys() - {self.rank}:
                 if view.incarnations.get(rank) != before[rank]:
-                    again = "it was started again" if rank in view.incarnations else "it has ended"
+                    again = "it was started again" if rank in view.incarnations else ENDED_ALREADY
                     self._report(rank, self.lost.get(rank, again))
+            for rank in frozenset(answer["final"]) - self._final - before.keys():
+                self._report(rank, self.lost.get(rank, ENDED_ALREADY))
+            self._final = frozenset(answer["final"])
             own = view.incarnations.get(self.rank)
             if own is not None and own != before.get(self.rank, own):
                 log.warning(
@@ -208,6 +223,7 @@ class CountedMembership(Membership):
         self._count, self.rank, self.size = count, rank, size
         self._limits = (0, 0)
         self._doing = 0
+        self._shares: Shares | None = None
         self._reached: set[str] = set()
 
     def view(self, fresh: bool = False) -> View:  # noqa: ARG002 - the view never changes
@@ -217,10 +233,17 @@ class CountedMembership(Membership):
         self._limits = (first, total)
         if self._doing:
             self._count("done", self._doing)
-        end = first + self._count("claimed", size)
-        claim = range(end - size, min(end, total))
+        if self._shares is not None:
+            turn = self._count(f"share of {self.rank}", 1) - 1
+            claim = self._shares.of_rank(self.rank, turn, first, total)
+        else:
+            end = first + self._count("claimed", size)
+            claim = range(end - size, min(end, total))
         self._doing = len(claim)
         return claim or None
+
+    def divide(self, shares: Shares) -> None:
+        self._shares = shares
 
     @property
     def complete(self) -> bool:

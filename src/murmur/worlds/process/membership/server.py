@@ -14,7 +14,7 @@ from collections.abc import Callable
 from threading import Condition
 from typing import Any
 
-from murmur.core.membership import MembershipTable
+from murmur.core.membership import MembershipTable, Shares
 from murmur.worlds.process.transport.wire_format import Head, seconds, text, whole, wholes
 
 MOST_LEARNERS, MOST_NUMBERS, LARGEST = 1 << 16, 1 << 16, 1 << 62  # bounds on a group, on a request, on numbers
@@ -36,6 +36,7 @@ class MembershipServer:
         self._entered: set[tuple[str, int]] = set()
         self._ended: set[tuple[str, int]] = set()  # learners that have left; a sign of life may still be under way
         self._lost: dict[str, dict[int, str]] = defaultdict(dict)  # causes by group and rank, in order of the losses
+        self._final: dict[str, set[int]] = defaultdict(set)  # lost learners that are not started again
         self._looked = time.monotonic()
 
     def answer(self, head: Head) -> dict[str, Any]:
@@ -48,8 +49,10 @@ class MembershipServer:
             "enter": self._enter,
             "beat": self._beat,
             "claim": self._claim,
+            "divide": self._divide,
             "unfinished": lambda h: {"numbers": self._table(h).unfinished()},
             "complete": lambda h: {"complete": self._table(h).complete},
+            "undone": lambda h: {"undone": self._table(h).undone},
             "spent": lambda h: {"spent": self._table(h).spent},
             "arrive": lambda h: {"all": self._table(h).arrive(self._rank(h), text(h, "barrier"))},
             "leave": self._leave,
@@ -64,15 +67,26 @@ class MembershipServer:
         found = act(head)
         view, lost = self._table(head).view, self._lost[text(head, "group")]
         live = list(view.incarnations.items())
-        return {**found, "number": view.number, "live": live, "left": view.left, "lost": list(lost.items())}
+        final = sorted(self._final[text(head, "group")])
+        told = {"number": view.number, "live": live, "left": view.left, "lost": list(lost.items()), "final": final}
+        return {**found, **told}
 
     def gone(self, head: Head) -> dict[str, Any]:
-        """Record that a learner's process has ended, as told by the launcher; it may never have entered."""
+        """Record that a learner's process has ended, as told by the launcher; it may never have entered.
+
+        With `final` it is not started again, and no other learner may wait for it.
+        """
         membership, rank, why = text(head, "group"), self._rank(head), text(head, "why")[:MOST_WORDS]
+        final = head.get("final") is True
+        if final:
+            self._final[membership].add(rank)
         if membership not in self._tables:
             self._lost[membership][rank] = why  # the first learner that enters makes the table
         elif rank in self._tables[membership].view.incarnations:
             self._lose(membership, rank, why)
+        elif final:
+            self._tables[membership].renumber()
+            self._changed.notify_all()
         return {}
 
     def hung_up(self, membership: str, rank: int, incarnation: int) -> None:
@@ -141,6 +155,11 @@ class MembershipServer:
             doing.extend(claim)
         return {"claims": [(claim.start, claim.stop) for claim in found]}
 
+    def _divide(self, head: Head) -> dict[str, Any]:
+        places = tuple(wholes(head, "places", 0, LARGEST))
+        self._table(head).divide(Shares(places, whole(head, "of", 1, LARGEST)))
+        return {}
+
     def _leave(self, head: Head) -> dict[str, Any]:
         self._ended.add((text(head, "group"), self._rank(head)))
         self._table(head).leave(self._rank(head))
@@ -163,6 +182,7 @@ class MembershipServer:
 
     def _join(self, membership: str, rank: int) -> None:
         self._tables[membership].join(rank)
+        self._final[membership].discard(rank)
         self._lost[membership].pop(rank, None)
         self._changed.notify_all()
 
