@@ -185,6 +185,10 @@ class MembershipTable:
                 return found
         return range(0)
 
+    def following(self, rank: int) -> range:
+        """Return the next numbers of a rank's own share; none if they are not known beforehand."""
+        return self._left_of(rank)
+
     def _left_of(self, rank: int) -> range:
         """Return the next numbers of a share; none if the numbers are not divided, or the rank has no share."""
         if self._shares is None or self._first is None or rank >= len(self._shares.places):
@@ -348,6 +352,10 @@ class LocalMembership(Membership):
 
     def divide(self, shares: Shares) -> None:
         self.table.divide(shares)
+
+    def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:  # noqa: ARG002 - no matter when
+        if following := self.table.following(self.rank):
+            preparation.begin(following)
 
     def unfinished(self) -> Collection[int]:
         return self.table.unfinished()

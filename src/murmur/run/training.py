@@ -30,7 +30,7 @@ from murmur.run.commit import commit
 from murmur.run.folder.contents import REQUEST, read_facts
 from murmur.run.folder.opened import OpenedRun, opened
 from murmur.run.folder.state import read_ending
-from murmur.run.learner import run_learner, scaled_for, torch_world
+from murmur.run.learner import is_tested, run_learner, scaled_for, torch_world
 from murmur.run.origin import described_origin
 from murmur.run.request import RunRequest
 from murmur.worlds.mpi.world import MpiWorld
@@ -41,7 +41,8 @@ from murmur.worlds.process.launch.signals import STOPPED_STATUS
 from murmur.worlds.process.world import START_SECONDS
 
 log = logging.getLogger(__name__)
-WHOLE = ("model.safetensors", "model.json", "score.json")  # files of a complete run
+MODEL = ("model.safetensors", "model.json")
+WHOLE = (*MODEL, "score.json")  # files of a complete run
 
 
 def train(request: RunRequest, experiment: Experiment) -> int:
@@ -82,13 +83,20 @@ def train(request: RunRequest, experiment: Experiment) -> int:
 def is_finished(request: RunRequest, experiment: Experiment) -> bool:
     """True if the last launch in the folder has ended with a complete run, of the present budget."""
     ending = read_ending(request.out)
-    if ending is None or ending.state != "finished" or not all((request.out / name).is_file() for name in WHOLE):
-        return False
+    return ending is not None and ending.state == "finished" and set(written_before(request, experiment)) == set(WHOLE)
+
+
+def written_before(request: RunRequest, experiment: Experiment) -> tuple[str, ...]:
+    """Names of the files of a complete run, of the present budget, that earlier launches have written."""
+    if not request.resume or not all((request.out / name).is_file() for name in MODEL):
+        return ()
     try:
         done = read_facts_of_pair(request.out / "model").get("minibatches")
     except DamagedCheckpoint:
-        return False
-    return bool(done == scaled_for(request, experiment, request.learners).total)
+        return ()
+    if done != scaled_for(request, experiment, request.learners).total:
+        return ()
+    return WHOLE if is_tested(request.out) else MODEL
 
 
 def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int) -> int:
@@ -101,7 +109,7 @@ def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int
         threads=request.threads or 1,
         secret=secret,
         stop_signal=signal.SIGUSR1,
-        missing=missing_from(request.out),
+        missing=missing_from(request.out, written_before(request, experiment)),
         inherited=(lock,),
     )
     status = started.run()
@@ -121,8 +129,11 @@ def command_of_learner(request: RunRequest) -> Command:
     return command
 
 
-def missing_from(out: Path) -> Callable[[], str]:
-    """Return a function that names the files of a complete run not written since now; "" once all are written."""
+def missing_from(out: Path, there: Sequence[str] = ()) -> Callable[[], str]:
+    """Return a function that names the files of a complete run not written since now; "" once all are written.
+
+    Those that are `there` need not be written again.
+    """
 
     def stamp(name: str) -> tuple[int, int] | None:
         try:
@@ -131,8 +142,8 @@ def missing_from(out: Path) -> Callable[[], str]:
             return None
         return found.st_ino, found.st_mtime_ns
 
-    before = {name: stamp(name) for name in WHOLE}
-    return lambda: ", ".join(str(out / name) for name in WHOLE if stamp(name) in (None, before[name]))
+    missed = {name: (None,) if name in there else (None, stamp(name)) for name in WHOLE}
+    return lambda: ", ".join(str(out / name) for name in WHOLE if stamp(name) in missed[name])
 
 
 def check_model(request: RunRequest, experiment: Experiment) -> None:

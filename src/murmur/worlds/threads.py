@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from murmur.core.group import Group, Message, PeerLost, check_alike, weighted_mean
-from murmur.core.membership import LocalMembership, Membership, MembershipTable, Shares, View
+from murmur.core.membership import NOTHING, LocalMembership, Membership, MembershipTable, Preparation, Shares, View
 from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING, Span, Trace
 from murmur.core.world import Program
 from murmur.worlds.mailbox import Mailbox
@@ -110,6 +110,10 @@ class LockedMembership(Membership):
     def divide(self, shares: Shares) -> None:
         with self.hub.changed:
             self.line.divide(shares)
+
+    def expect(self, seconds: float, preparation: Preparation = NOTHING) -> None:
+        with self.hub.changed:
+            self.line.expect(seconds, preparation)
 
     def unfinished(self) -> Collection[int]:
         with self.hub.changed:
