@@ -28,7 +28,7 @@ from murmur.commands.vocabulary_options import (
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write, not_inputs
-from murmur.core.printable import printable
+from murmur.core.printable import printable, say
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.execution.processes import bar_of
 from murmur.execution.told_once import ToldOnce, told_once
@@ -281,10 +281,10 @@ def _do_run(inputs: Inputs, run: TrainedRun, wanted: Wanted, request: SearchRequ
     several = inputs.jobs > 1
     if inputs.adapt and run.acoustic.speakers is None:
         adapted = adapted_transcriber(run, request, longest)
-        typer.echo(f"murmur: --adapt: the Gaussian system {adapted.gaussians.name} in place of the network", err=True)
+        say(f"murmur: --adapt: the Gaussian system {adapted.gaussians.name} in place of the network", err=True)
         here = Opened(adapted.front.rate_hz, adapted)
         return _do_all(inputs, partial(opened_gaussians, wanted, request, longest) if several else lambda: here)
-    typer.echo(f"murmur: {run.weights}", err=True)
+    say(f"murmur: {run.weights}", err=True)
     search, options = run.searched(request)
     graph = None if search is None else SearchedGraph.of(search, options)
     if several:
@@ -295,7 +295,7 @@ def _do_run(inputs: Inputs, run: TrainedRun, wanted: Wanted, request: SearchRequ
 def _end(failed: int, count: int) -> None:
     """End with a status of its own if files could not be read."""
     if failed:
-        typer.echo(f"murmur: {failed} of {count} could not be read", err=True)
+        say(f"murmur: {failed} of {count} could not be read", err=True)
         raise typer.Exit(SOME_FAILED)
 
 
@@ -424,7 +424,7 @@ def _write(form: Format, out: Path | None, several: bool, found: Transcript, tol
     shown = f"{readable(found.source)}, channel {found.channel}" if found.channel else readable(found.source)
     for note in found.notes:
         if told.is_new(f"{shown}: {note}", re.sub(r"\d", "", note)):
-            typer.echo(f"murmur: {shown}: {note}", err=True)
+            say(f"murmur: {shown}: {note}", err=True)
     if out is None:
         named = form == "text" and (several or found.channel)
         typer.echo(printable(f"{shown}: {text}" if named else text), nl=False)
