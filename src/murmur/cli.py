@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +20,9 @@ from typer.main import get_command
 
 from murmur.__main__ import main  # noqa: F401 - the entry point of programs that an earlier version has installed
 from murmur.core.errors import nearest, user_message
+from murmur.core.printable import say
 from murmur.core.standard_streams import OutputError
+from murmur.execution.told_once import told_once
 
 COMMANDS: Mapping[str, str] = {
     "demo": "Make a digits corpus, train one learner and two, report their word error rates.",
@@ -43,6 +46,7 @@ COMMANDS: Mapping[str, str] = {
     "report": "Make one HTML page from the records of runs.",
     "doctor": "Check libraries, store, network between learners, cores, disk and memory.",
 }
+MANY_ITEMS = ("prepare", "align", "decode", "export", "score", "lexicon", "lm")  # commands that loop over recordings
 SPEECH_EXTRA = "pip install -c constraints.txt 'murmur[speech,synth,viz]'"
 
 
@@ -71,6 +75,8 @@ class Commands(TyperGroup):
             raise SystemExit(f"murmur: {cmd_name} needs {error.name}, which is not installed: {SPEECH_EXTRA}") from None
         command = get_command(module.app)
         command.name = cmd_name
+        if cmd_name in MANY_ITEMS and command.callback is not None:
+            command.callback = _telling_once(command.callback)
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -95,6 +101,17 @@ class Commands(TyperGroup):
                 raise
             typer.echo(f"murmur: {message}", err=True)
             raise typer.Exit(1) from error
+
+
+def _telling_once(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """The callback of a command, whose repeated warnings are told once, with their count at the end."""
+
+    @wraps(callback)
+    def call(*args: Any, **options: Any) -> Any:
+        with told_once(lambda text: say(f"murmur: {text}", err=True)):
+            return callback(*args, **options)
+
+    return call
 
 
 def _at_home(word: str) -> str:

@@ -226,7 +226,7 @@ def test_splits_may_hold_recordings_of_the_same_name(tmp_path: Path) -> None:
     (root / "train/anna/1.flac").write_bytes(b"no sound")
     code, said = run("own", "--from", root, "--out", tmp_path / "set")
     assert code == 1
-    assert f"train: 1 of 1 utterances cannot be used, more than 1 % (mend or remove them):\n  anna-1 ({root}" in said
+    assert f"train: 1 of 1 utterance cannot be used, more than 1 % (mend or remove them):\n  anna-1 ({root}" in said
 
 
 @pytest.mark.parametrize("name", ["at 3.45\u202fPM", "two\u00a0words", "a\tb", "Zoe\u0308"])

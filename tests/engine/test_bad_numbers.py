@@ -181,5 +181,5 @@ def test_it_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     assert seen[-1].replaced == 1
     # Minibatch 4 is learner 0's third; its own: the eighth and the ninth, the round's last ones.
     assert seen[-1].skipped == 2
-    assert caplog.messages[-1].startswith("3 minibatches were skipped")
-    assert caplog.messages[-1].endswith("replaced 1 times")
+    assert caplog.messages[-1].startswith("3 minibatches skipped")
+    assert caplog.messages[-1].endswith("1 replacement of weights that were not finite")

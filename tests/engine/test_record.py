@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from threading import Thread
 
-from murmur.engine.record import JsonLines, ProgressLine, Record
+from murmur.engine.record import JsonLines, ProgressLine, Record, duration
 
 
 def record(n: int, loss: float = 1.5, kind: str = "step") -> Record:
@@ -51,3 +51,29 @@ def test_the_progress_line_has_units() -> None:
     assert "128 samples/s" in last
     assert "compute 0.400" in last
     assert heldout == "epoch   1.00  held-out  wer 3.5"
+
+
+def resumed(n: int) -> Record:
+    """Minibatch n of a run whose first 1,000 minibatches took 10 s each; the present start takes 1 s for each."""
+    return Record("step", 0, n, n, 64.0 * n, n / 100, 10_000.0 + (n - 1000), 1.5, 0.1, 1, compute_seconds=1.0)
+
+
+def test_the_time_left_after_a_resume_is_that_of_this_start() -> None:
+    out = io.StringIO()
+    line = ProgressLine(total=1600, learners=1, stream=out, every_seconds=0.0)
+    for n in range(1000, 1010):
+        line(resumed(n))
+    first, *later = out.getvalue().splitlines()
+    assert "left" not in first
+    assert "samples/s" not in first
+    assert later[-1].endswith(f"{duration(1600 - 1009)} left")
+
+
+def test_the_time_left_follows_a_change_of_speed() -> None:
+    out = io.StringIO()
+    line = ProgressLine(total=10_000, learners=1, stream=out, every_seconds=0.0)
+    for n in range(1, 500):
+        line(Record("step", 0, n, n, 64.0 * n, n / 100, 10.0 * n, 1.5, 0.1, 1))
+    for n in range(500, 1000):
+        line(Record("step", 0, n, n, 64.0 * n, n / 100, 4990.0 + (n - 499), 1.5, 0.1, 1))
+    assert out.getvalue().splitlines()[-1].endswith(f"{duration(10_000 - 999)} left")

@@ -14,6 +14,8 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 from murmur.commands.transcribe import Inputs, _do_run, check_speakers, check_weights
 from murmur.core.errors import SettingError
 from murmur.recognition.adapted_transcriber import AdaptedTranscriber, adapted_transcriber
+from murmur.recognition.batch import Reading, units_of
+from murmur.recognition.trained_run import Wanted
 from murmur.recognition.tuning import SearchRequest
 from murmur.speech.corpus.recordings import read_recording
 from murmur.speech.features.analysis import Ready
@@ -115,11 +117,12 @@ def test_a_run_whose_network_knows_no_speakers_says_what_transcribes(recogniser,
     found = {}
     files = [str(tmp_path / name) for name in ("said0.wav", "muted.wav", "said1.wav", "none.wav")]
     inputs = Inputs(
-        files,
-        lambda name, rate_hz: [read_recording(Path(name), rate_hz)],
-        lambda transcript: found.update({Path(transcript.source).stem: [w.word for w in transcript.words]}),
+        units_of(files, {}, "average"),
+        Reading(),
+        lambda transcript, _: found.update({Path(transcript.source).stem: [w.word for w in transcript.words]}),
+        adapt=True,
     )
-    assert _do_run(inputs, run, request(0.1), 30.0, {}) == 1
+    assert _do_run(inputs, run, Wanted(run.folder), request(0.1), 30.0) == 1
     assert [found["said0"], found["said1"]] == WORDS
     with pytest.raises(SettingError, match="--weights: --adapt transcribes with the Gaussian system"):
         check_weights(run, "best", True)

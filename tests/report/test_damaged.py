@@ -128,6 +128,6 @@ def test_negative_counts_are_no_records(name: str, tmp_path: Path) -> None:
     rows[0][name] = -1
     folder = write_run(tmp_path / "run", rows[:1], 2)
     run = read_run(folder)
-    assert "1 damaged line(s) left out, the first is line 1" in run.problems[0]
+    assert "1 damaged line left out, the first is line 1" in run.problems[0]
     write_report([folder], tmp_path / "page.html")
     sound((tmp_path / "page.html").read_text())

@@ -160,9 +160,9 @@ def test_the_page_shows_what_recognised_jsonl_tells(tmp_path: Path) -> None:
     ]
     (run / "recognised.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '[]\n{"utterance": "cut')
     page = write_report([run], tmp_path / "r.html").read_text()
-    assert "1 errors in 3 words; 1 of 2 utterances have any." in page
+    assert "1 error in 3 words; errors in 1 of 2 utterances." in page
     assert '<li class="ins"><span>\u2013</span><span>nine</span><small>I</small></li>' in page
-    assert "recognised.jsonl: 1 damaged line(s) left out, the first is line 3" in page
+    assert "recognised.jsonl: 1 damaged line left out, the first is line 3" in page
     assert "recognised.jsonl: the last line is unfinished" in page
     problems: list[str] = []
     assert [u.name for u in read_recognised(run / "recognised.jsonl", problems)] == ["u1", "u2"]

@@ -213,7 +213,7 @@ def test_damaged_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
     run.both(1, 3)
     run.append('{"kind": "step"}\n[]\nnot json\n{"kind": "step", "learner": 0, "seconds": NaN}\n\x00\n')
     run.both(3, 5)
-    assert "5 damaged record(s) passed over" in run.text()
+    assert "5 damaged records passed over" in run.text()
     assert run.watched.records.steps_of == {0: 4, 1: 4}
 
 
@@ -287,3 +287,34 @@ def test_a_folder_in_which_nothing_ever_happens_is_given_up(tmp_path: Path) -> N
     assert watched.state == "starting"
     wall += 2
     assert watched.state == "cut off"
+
+
+def test_the_time_to_go_after_a_resume_is_that_of_this_start(tmp_path: Path) -> None:
+    """The earlier start took 10 s a step; it was stopped at its checkpoint, and nothing is done twice."""
+    run = Run(tmp_path / "run", epochs=10.0)
+    for step in range(1, 51):
+        run.step(0, 10.0 * step)
+    run.facts["records_bytes"] = (run.folder / "records.jsonl").stat().st_size
+    run.write("run.json", json.dumps(run.facts))
+    for step in range(1, 6):
+        run.step(0, 500.0 + step)
+    said = run.text()
+    assert "10 samples/s" in said
+    assert "44 s to go" in said or "45 s to go" in said
+    late = Watched(run.folder, lambda: run.wall)
+    while late.look():
+        pass
+    assert late.seconds_to_go == run.watched.seconds_to_go == pytest.approx(45.0)
+
+
+def test_a_start_that_repeats_steps_begins_a_new_speed(tmp_path: Path) -> None:
+    """The earlier start was killed beyond its checkpoint at 300 s, so that its last steps are done twice."""
+    run = Run(tmp_path / "run", epochs=10.0)
+    for step in range(1, 51):
+        run.step(0, 10.0 * step)
+    run.samples = 300.0
+    for step in range(1, 6):
+        run.step(0, 300.0 + step)
+    run.text()
+    assert run.watched.samples_per_second == pytest.approx(10.0)
+    assert run.watched.seconds_to_go == pytest.approx((1000 - 350) / 10)

@@ -41,8 +41,9 @@ def test_words_that_the_lexicon_lacks_are_named_with_their_share(
     assert decoding_words(lexicon, model) == ["A", "B"]
     chances = {w: 10**p for w, p in read_unigrams(model).items() if w in {"A", "B", "C", "d"}}
     share = 100 * (chances["C"] + chances["d"]) / sum(chances.values())
-    assert "2 of 4 words of the language model lm.arpa.gz are not in the lexicon" in caplog.text
-    assert f"such as C, d: {share:.1f} % of the probability" in caplog.text
+    assert "2 of 4 words of the language model lm.arpa.gz cannot be recognised" in caplog.text
+    assert "(the lexicon lacks them): C, d;" in caplog.text
+    assert f"{share:.1f} % of the probability" in caplog.text
     caplog.clear()
     assert decoding_words(lexicon, None) == ["A", "B", "D", "E"]
     lexicon.write_text("A a\nB b\nC c\nd d\n")
@@ -56,7 +57,7 @@ def test_transcripts_outside_the_vocabulary_are_counted_and_refused_if_none_is_i
     check_known({"u": "A B", "v": "B"}, ["A", "B"], "dev")
     assert not caplog.text
     check_known({"u": "A b", "v": "b c"}, ["A", "B"], "dev")
-    assert "3 of 4 words of dev are not in the vocabulary, such as b, c" in caplog.text
+    assert "3 of 4 words of dev are not in the vocabulary: b, c" in caplog.text
     with pytest.raises(SettingError, match=r"dev: none of its 3 words .*upper and lower case"):
         check_known({"u": "a b", "v": "b"}, ["A", "B"], "dev")
     check_known({}, ["A"], "dev")

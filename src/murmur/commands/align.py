@@ -11,6 +11,7 @@ import numpy as np
 import typer
 
 from murmur.commands.options import Jobs, Settings
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError, nearest
 from murmur.core.path_checks import folder_to_write
 from murmur.core.printable import say
@@ -77,8 +78,8 @@ def align(
             tids = task.aligned(system, part)
         facts = write_part(system, corpus, tids, out / part)
         say(
-            f"{part}: {facts['utterances']} utterances, {facts['frames']} frames, {facts['silence']:.0%} silence,"
-            f" {len(facts['lost'])} utterances lost; {out / part}"
+            f"{part}: {counted(facts['utterances'], 'utterance')}, {counted(facts['frames'], 'frame')},"
+            f" {facts['silence']:.0%} silence; {out / part}"
         )
 
 

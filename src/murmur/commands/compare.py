@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from murmur.commands.cluster_options import KINDS, Jitter, Stragglers
 from murmur.commands.options import Settings, Source
@@ -25,6 +25,7 @@ from murmur.engine.experiment import describe
 from murmur.engine.record import duration
 from murmur.engine.seeds import seed_of, seed_torch
 from murmur.execution.cores import cores_here
+from murmur.execution.processes import bar_of
 from murmur.report.terminal_table import TerminalTable
 from murmur.run.dry_run import first_steps
 from murmur.run.task_checks import task_to_do
@@ -230,7 +231,7 @@ def _to_do(row: Row | None, retry: bool) -> bool:
 def run_all(grid: Grid, cells: Sequence[Cell], place: CellPlace, threads: int | None, console: Console) -> None:
     """Run one cell after the other; write each row as soon as its cell has ended."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+    with bar_of(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=len(cells))
         for cell in cells:
             bar.update(task, description=cell.name)

@@ -15,6 +15,7 @@ import torch
 import typer
 
 from murmur.commands.options import Settings
+from murmur.core.counted import counted
 from murmur.core.group import PeerLost
 from murmur.core.path_checks import file_to_write, not_inputs
 from murmur.core.printable import say
@@ -66,7 +67,7 @@ def doctor(
     place = place_of()
     if place is not None:
         raise typer.Exit(be_learner(place, digest, out, findings))
-    with timed(f"libraries, and {learners} learners that exchange vectors"):
+    with timed(f"libraries, and {counted(learners, 'learner')} exchanging vectors"):
         found = [*check_host(out, learners), *launch(source, settings or (), learners)]
     raise typer.Exit(tell(found, findings))
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from murmur.commands.options import WritingRule
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write, not_an_input
 from murmur.core.printable import say
@@ -111,7 +112,9 @@ def lexicon(
     words = [*counts, *(word for word, _ in entries)] if whole else list(counts)
     found = complete(words, entries, guesser(guess, entries, digits, voice, phone_map))
     if not found.origins:
-        raise SettingError(f"none of the {len(counts)} words has a pronunciation; the first: {found.reasons()}")
+        raise SettingError(
+            f"none of the {counted(len(counts), 'word')} has a pronunciation; the first: {found.reasons()}"
+        )
     found.write(out)
     say(summary(found, counts))
     say(str(out / LEXICON))
@@ -153,7 +156,7 @@ def summary(found: Completed, counts: Counter[str]) -> str:
     """Numbers of words by origin, and the refused words with their share of the running text."""
     origins = Counter(how.partition(" as ")[0] for how in {word: how for word, _, how in found.origins}.values())
     words = sum(origins.values())
-    lines = [f"{words} words, {len(found.origins)} pronunciations"]
+    lines = [f"{counted(words, 'word')}, {counted(len(found.origins), 'pronunciation')}"]
     lines += [f"  {count} {how}" for how, count in origins.most_common()]
     if found.refused:
         running = sum(counts[word] for word in found.refused)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from murmur.commands.options import WritingRule
+from murmur.core.counted import are, counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
 from murmur.core.printable import say
@@ -18,7 +19,7 @@ from murmur.speech.corpus.left_out import left_out
 from murmur.speech.corpus.text_lines import text_lines
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
 from murmur.speech.language_model.entropy_pruning import prune
-from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, frequent_words, words_of
+from murmur.speech.language_model.kneser_ney import UNKNOWN, KneserNey, TrainedLanguageModel, frequent_words, words_of
 from murmur.speech.language_model.ngram import UNKNOWN_NAMES, NgramModel, perplexity
 from murmur.speech.lexicon.lexicon import listed_words
 from murmur.tasks.sentences import check_text, files_of, sentences_of
@@ -84,14 +85,20 @@ def train_command(
     lines = sentences_of(text, writing)
     words = None if vocabulary is None else listed_words(text_lines(vocabulary))
     words = words if most is None else frequent_words(lines, most)
-    with timed(f"counting and estimating {len(lines)} sentences"):
+    with timed(f"counting and estimating {counted(len(lines), 'sentence')}"):
         trained = config.train(lines, words)
     for fallen in trained.fell_back:
         say(f"order {fallen}: too little text to estimate discounts; 0.5, 1, 1.5 are used", err=True)
     with timed(f"writing {out}"):
         write(trained.model, out)
-    say(f"{summary(trained.model)}; {trained.unknown_words} words of the text are outside the vocabulary")
-    if vocabulary is not None and trained.unknown_words:
+    _tell_unknown(trained, lines, vocabulary)
+
+
+def _tell_unknown(trained: TrainedLanguageModel, lines: Sequence[str], vocabulary: Path | None) -> None:
+    """Print the size of a trained model and the words of its text that are outside the vocabulary."""
+    lost = trained.unknown_words
+    say(f"{summary(trained.model)}; {counted(lost, 'word')} of the text {are(lost)} outside the vocabulary")
+    if vocabulary is not None and lost:
         say(left_out("word", outside(lines, trained.model, vocabulary)))
 
 
@@ -161,5 +168,5 @@ def write(model: NgramModel, out: Path) -> None:
 
 def summary(model: NgramModel) -> str:
     """Numbers of words and of n-grams by order."""
-    counts = ", ".join(f"{len(grams)} {n}-grams" for n, grams in enumerate(model.orders, 1))
-    return f"{len(model.words)} words; {counts}"
+    counts = ", ".join(counted(len(grams), f"{n}-gram") for n, grams in enumerate(model.orders, 1))
+    return f"{counted(len(model.words), 'word')}; {counts}"

@@ -11,6 +11,7 @@ import torch
 import typer
 from rich.console import Console
 
+from murmur.core.counted import are, counted
 from murmur.core.errors import SettingError, nearest
 from murmur.core.path_checks import file_to_write, folder_to_write
 from murmur.report.terminal_table import TerminalTable
@@ -113,10 +114,10 @@ def write_all(chosen: Sequence[Study], material: StudyMaterial, rows: Rows, out:
         run_missing(console, chosen, material, rows, jobs)
     there = known_rows(rows)
     if others := len(rows.read()) - len(there):
-        console.print(f"{others} rows of another version are left out", highlight=False)
+        console.print(f"{counted(others, 'row')} of another version {are(others)} left out", highlight=False)
     known = of_builds(there, newest_builds(there))
     if others := len(there) - len(known):
-        console.print(f"{others} rows on earlier builds of the data are left out", highlight=False)
+        console.print(f"{counted(others, 'row')} on earlier builds of the data {are(others)} left out", highlight=False)
     results = outcomes(chosen, Finder(known))
     for study in chosen:
         if study.claims:
@@ -141,7 +142,7 @@ def tell_plan(console: Console, chosen: Sequence[Study], known: dict[str, Row], 
     left = sum(not each.known for each in plan)
     total = sum(sums)
     at_once = f", {total / jobs:.1f} h with {jobs} at a time" if jobs > 1 else ""
-    runs = f"{left} run{'s' * (left != 1)} missing"
+    runs = f"{counted(left, 'run')} missing"
     console.print(f"{runs}: about {total:.1f} processor hours{at_once}", highlight=False, soft_wrap=True)
 
 
@@ -157,9 +158,11 @@ def run_missing(console: Console, chosen: Sequence[Study], material: StudyMateri
 
     plan = [each.cell for each in whole(chosen, known()) if not each.known]
     total = sum(hours(plan, known()))
-    told = f"{len(plan)} runs missing: about {total:.1f} processor hours, {jobs} at a time"
+    told = f"{counted(len(plan), 'run')} missing: about {total:.1f} processor hours, {jobs} at a time"
     if others := len(known_rows(rows)) - len(known()):
-        told += f"; {others} rows of other builds of the data are made again where a claim needs them"
+        told += (
+            f"; {counted(others, 'row')} of other builds of the data {are(others)} made again where a claim needs them"
+        )
     console.print(told, highlight=False, soft_wrap=True)
     with bar(console) as progress:
         task = progress.add_task("runs", total=len(plan))

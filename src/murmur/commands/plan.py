@@ -12,6 +12,7 @@ from rich.console import Console
 
 from murmur.commands.cluster_options import KINDS, Chosen, Jitter, ModelBytes, Step, Stragglers
 from murmur.commands.options import Settings
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.flat import Layout
 from murmur.core.learner import Strategy
@@ -233,7 +234,7 @@ def described_site(
 def present(site: Site, wanted: Sequence[Strategy], view: View) -> None:
     """Show the table of the strategies, and on request formulas and picture."""
     rows = ranked(wanted, site.cluster_of(site.learners), site.work, view.price)
-    show(rows, f"one epoch on {site.learners} learners, {site.name}", view.explain)
+    show(rows, f"one epoch on {counted(site.learners, 'learner')}, {site.name}", view.explain)
     if view.plot is not None:
         draw(view.plot, wanted, site)
 
@@ -241,7 +242,7 @@ def present(site: Site, wanted: Sequence[Strategy], view: View) -> None:
 def show_published(published: Published, site: Site, strategies: Sequence[Strategy]) -> None:
     """Show the predictions for the whole training beside the published figures."""
     rows = ranked(strategies, site.cluster_of(site.learners), site.work)
-    typer.echo(f"the whole training, {site.epochs:g} epochs, at this pace:")
+    typer.echo(f"the whole training, {site.epochs:g} epoch{'' if site.epochs == 1 else 's'}, at this pace:")
     for line in compared(
         published, [Prediction(r.strategy, r.learners, r.hours * site.epochs, r.speed_up) for r in rows]
     ):
@@ -290,7 +291,7 @@ def measured(experiment: Experiment, given: Given, hardware: Preset, learners: i
         first, machine = first_steps(experiment, model, "cpu"), measure_machine()
     layout, run = Layout.trainable(model), experiment.scaled(learners)
     seconds, frames = first.step_seconds / run.cut, experiment.task.samples_per_epoch / run.per_epoch
-    typer.echo(f"scaling with {learners} learners: {described(run.rule, learners, experiment.optimizer)}")
+    typer.echo(f"scaling with {counted(learners, 'learner')}: {described(run.rule, learners, experiment.optimizer)}")
     for line in turn_lines(run, learners):
         typer.echo(line)
     found: Given = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from murmur.core.counted import are, counted, named
 from murmur.core.errors import SettingError, nearest
 from murmur.core.printable import say
 from murmur.run.timed import timed
@@ -106,11 +107,11 @@ def tell(corpus: Published, out: Path, manifest: dict[str, Any]) -> None:
         return
     words = manifest["splits"]["test"]["words"]
     if words < FEW_WORDS:
-        say(f"data/test holds {words} words: a single error is {100 / words:.1f} % of them; add recordings")
+        say(f"data/test holds {counted(words, 'word')}: a single error is {100 / words:.1f} % of them; add recordings")
     for split, trained in manifest["trained_speakers"].items():
         say(
-            f"{len(trained)} of {manifest['splits'][split]['speakers']} speakers of data/{split} are in data/train too,"
-            f" {trained[0]} for one: expect more errors with other speakers"
+            f"{len(trained)} of {counted(manifest['splits'][split]['speakers'], 'speaker')} of data/{split}"
+            f" {are(len(trained))} in data/train too ({named(trained)}): expect more errors with other speakers"
         )
     if manifest["rate_hz"] is not None:
         channels = "one channel" if corpus.address or not corpus.parts else "two channels, each utterance one of them"
@@ -124,7 +125,8 @@ def tell_splits(manifest: Mapping[str, Any], out: Path) -> None:
     """Print one line per split, and what is left out; the manifest names all of it."""
     for split, facts in manifest["splits"].items():
         say(
-            f"{out / 'data' / split}: {facts['utterances']} utterances, {facts['speakers']} speakers, "
+            f"{out / 'data' / split}: {counted(facts['utterances'], 'utterance')}, "
+            f"{counted(facts['speakers'], 'speaker')}, "
             f"{facts['hours']:.2f} h, {len(facts['skipped'])} skipped"
         )
         wordless = [(name, "no words") for name in facts["wordless"]]

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
+from murmur.core.counted import NAMED, counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
 from murmur.core.printable import say
 from murmur.speech.corpus.kaldi_dir import read_pairs, read_table
-from murmur.speech.corpus.left_out import NAMED
 from murmur.speech.decoding.bootstrap import compare, interval
 from murmur.speech.decoding.error_report import write_error_report
 from murmur.speech.decoding.wer import ErrorRate, Unit, score_by_group, score_utterances, total_of
@@ -113,7 +113,9 @@ def score_texts(
     if speaker_of is not None:
         speaker_of = {u: speaker_of[u] for u in references if u in speaker_of}
         if missing := sorted(references.keys() - speaker_of.keys()):
-            raise SettingError(f"{speakers} names no speaker of {missing[0]!r}, one of {len(missing)} utterances")
+            raise SettingError(
+                f"{speakers} names no speaker of {missing[0]!r}, one of {counted(len(missing), 'utterance')}"
+            )
     few = speaker_of is None or len(set(speaker_of.values())) < FEW_SPEAKERS
     draws = Draws(None if few else speaker_of, replications, seed)
     scores = []
@@ -199,7 +201,9 @@ def tell_silent(reference: StmReference, hypothesis: Mapping[Recording, Sequence
     silent = [" ".join(each) for each in reference.segments if each not in named_as(reference.segments, hypothesis)]
     if silent:
         named = ", ".join(silent[:NAMED]) + (f" and {len(silent) - NAMED} more" if len(silent) > NAMED else "")
-        say(f"{file} has no word of {len(silent)} of {len(reference.segments)} recordings: {named}", err=True)
+        say(
+            f"{file} has no word of {len(silent)} of {counted(len(reference.segments), 'recording')}: {named}", err=True
+        )
 
 
 def texts_of(path: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from murmur.commands.cluster_options import KINDS, Chosen, Jitter, Step, Stragglers
 from murmur.commands.options import Settings, Source
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.facts import training_learners
 from murmur.core.path_checks import folder_to_write
@@ -247,7 +248,7 @@ def ready(simulations: Sequence[Simulation]) -> list[Simulation]:
     for simulation, own in zip(simulations, experiments, strict=True):
         learners = replace(simulation.scenario, step_seconds=assumed).cluster(own).learners
         told = described(own.scaled(learners).rule, training_learners(own.strategy, learners), own.optimizer)
-        lines.append(f"scaling of {in_short(describe(own.strategy))} with {learners} learners: {told}")
+        lines.append(f"scaling of {in_short(describe(own.strategy))} with {counted(learners, 'learner')}: {told}")
     folder_to_write(first.out, "--out")
     tested_model(experiment, first.tested)
     task_to_do(experiment.task)
@@ -285,7 +286,7 @@ def show(accounts: Sequence[Account], out: Path) -> None:
     if len(accounts) == 1:
         console.print(learners_table(accounts[0]))
         console.print(cards_table(accounts[0]))
-    title = f"simulated: {accounts[0].learners} learners"
+    title = f"simulated: {counted(accounts[0].learners, 'learner')}"
     console.print(speed_table(accounts, title))
     console.print(traffic_table(accounts, title))
     real = sum(account.real_seconds for account in accounts)

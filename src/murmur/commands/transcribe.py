@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,6 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
 
 from murmur.commands.options import OfRun, Settings, Trust, Weights
 from murmur.commands.vocabulary_options import (
@@ -26,26 +25,40 @@ from murmur.commands.vocabulary_options import (
     WordsOption,
     chosen,
 )
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write, not_inputs
-from murmur.core.printable import printable
+from murmur.core.printable import printable, say
 from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.execution.processes import bar_of
+from murmur.execution.told_once import ToldOnce, told_once
 from murmur.recognition.adapted_transcriber import adapted_transcriber
+from murmur.recognition.batch import (
+    Opened,
+    Reading,
+    Unit,
+    is_of,
+    made,
+    opened_export,
+    opened_gaussians,
+    opened_network,
+    recording_name,
+    units_of,
+    unnamed,
+)
 from murmur.recognition.exported_model import exported_transcriber, looks_exported
 from murmur.recognition.trained_run import TrainedRun, Wanted, open_run
-from murmur.recognition.transcriber import Transcriber, name_of, transcriber
+from murmur.recognition.transcriber import SearchedGraph, transcriber
 from murmur.recognition.tuning import SearchRequest
 from murmur.run.saved_model import Choice
 from murmur.run.task_checks import model_to_read
-from murmur.speech.corpus.corpus import CorpusError
-from murmur.speech.corpus.recordings import Channels, Recording, read_channels, read_stream
+from murmur.speech.corpus.recordings import Channels
 from murmur.speech.corpus.text_lines import nfc, numbered_lines
 from murmur.speech.decoding.transcript import FORMATS, STDIN, SUFFIXES, Transcript, readable, stem_of
 
 app = typer.Typer(add_completion=False)
 SOME_FAILED = 3
 Format = Literal["text", "json", "ctm", "srt"]
-OfSpeaker = Callable[[Sequence[tuple[Recording, str]]], list[Transcript]]  # all recordings of one, with their sources
 FILES, SEARCH, OUTPUT = "Audio", "Search", "Output"
 
 Model = Annotated[Path, typer.Argument(help="Folder of a run, one of its .safetensors files, or an export folder.")]
@@ -105,6 +118,15 @@ Utt2spk = Annotated[
         rich_help_panel=SEARCH,
     ),
 ]
+JobsOption = Annotated[
+    int,
+    typer.Option(
+        "--jobs",
+        min=1,
+        help="Number of processes that transcribe; each holds the model and its search graph in memory.",
+        rich_help_panel=FILES,
+    ),
+]
 
 
 HELP = """Transcribe recordings, with the time and the confidence of each word.
@@ -119,10 +141,13 @@ A vocabulary of your own: murmur transcribe runs/demo/one-learner talk.flac --gr
 
 A call with a speaker on each channel: murmur transcribe runs/demo/one-learner call.sph --channels each
 
+Many recordings, four at a time: murmur transcribe runs/own talks/*.flac --out texts --jobs 4
+
 One speaker's recordings, adapted to the speaker in two passes: murmur transcribe runs/own talk-*.flac --adapt
 
-Channels are averaged and other sample rates are resampled; a line on standard error says so. Unreadable files are
-reported, the others are transcribed, and the exit status is 3.
+Channels are averaged and other sample rates are resampled; a line on standard error says so, for the first three files
+and then with a count. Unreadable files are reported, the others are transcribed, and the exit status is 3. The words
+and their order do not depend on --jobs; the files of one speaker (--adapt) stay in one process.
 """
 
 
@@ -151,22 +176,22 @@ def transcribe(
     settings: Settings = None,
     adapt: Adapt = False,
     utt2spk: Utt2spk = None,
+    jobs: JobsOption = 1,
 ) -> None:
     """Transcribe recordings, see HELP."""
     speakers = check_speakers(adapt, utt2spk, channels)
     _check(model, weights, files, rate, out, channels, form, (grammar, lm, words, lexicon, dev, utt2spk))
     beams = {"beam": beam, "lattice_beam": lattice_beam}
-    given = {"acoustic_scale": scale, "insertion_penalty": penalty, **beams}
-    inputs = Inputs(files, partial(_read, rate=rate, channels=channels), partial(_write, form, out, len(files) > 1))
+    inputs = _inputs(files, Reading(rate, channels), partial(_write, form, out, len(files) > 1), speakers, jobs)
     if looks_exported(model):
         own: dict[str, object] = {"grammar": grammar, "lm": lm, "words": words, "lexicon": lexicon, "dev": dev}
         own |= {"scale": scale, "penalty": penalty, "experiment": experiment, "set": settings, "weights": weights}
         _refuse(model, adapt, own | {"guess": None if guess == "auto" else guess, "trust": trust or None})
-        return _end(_do_all(inputs, exported_transcriber(model, beams, longest)), len(files))
+        return _end(_do_export(inputs, model, beams, longest), len(files))
+    given = {"acoustic_scale": scale, "insertion_penalty": penalty, **beams}
     request = SearchRequest(chosen(grammar, lm, words, lexicon, guess), dev, given)
-    run = open_run(Wanted(model, experiment, tuple(settings or ()), request, trust, weights))
-    check_weights(run, weights, adapt)
-    return _end(_do_run(inputs, run, request, longest, speakers), len(files))
+    wanted = Wanted(model, experiment, tuple(settings or ()), request, trust, weights)
+    return _end(_do_run(inputs, _opened(wanted, weights, adapt), wanted, request, longest), len(files))
 
 
 def check_rate(rate: int | None, files: Sequence[str]) -> None:
@@ -210,35 +235,67 @@ class Inputs:
     """Files to transcribe, and the ways to read and to write them.
 
     Attributes:
-        files: names of files.
-        read: function from a name and a sample rate in Hz to the recordings of a file.
+        units: files that are transcribed together.
+        reading: the way to read them.
         write: function that writes the transcript of a recording.
+        adapt: True to adapt to the speakers.
+        jobs: number of processes, at most one for each unit.
     """
 
-    files: Sequence[str]
-    read: Callable[[str, int], list[Recording]]
-    write: Callable[[Transcript], None]
+    units: Sequence[Unit]
+    reading: Reading
+    write: Callable[[Transcript, ToldOnce], None]
+    adapt: bool = False
+    jobs: int = 1
 
 
-def _do_run(
-    inputs: Inputs, run: TrainedRun, request: SearchRequest, longest: float, speakers: Mapping[str, str] | None
-) -> int:
+def _inputs(
+    files: Sequence[str],
+    reading: Reading,
+    write: Callable[[Transcript, ToldOnce], None],
+    speakers: Mapping[str, str] | None,
+    jobs: int,
+) -> Inputs:
+    """The inputs of a command line; raises the errors of `units_of`."""
+    if speakers:
+        _check_stems([nfc(stem_of(name)) for name in files], speakers)
+    units = units_of(files, speakers, reading.channels)
+    return Inputs(units, reading, write, speakers is not None, min(jobs, len(units)))
+
+
+def _opened(wanted: Wanted, weights: Choice | None, adapt: bool) -> TrainedRun:
+    run = open_run(wanted)
+    check_weights(run, weights, adapt)
+    return run
+
+
+def _do_export(inputs: Inputs, model: Path, beams: Mapping[str, float | None], longest: float) -> int:
+    """Transcribe with an export folder; return the number of unreadable files."""
+    here = Opened.of(exported_transcriber(model, beams, longest))
+    several = partial(opened_export, model, beams, longest)
+    return _do_all(inputs, several if inputs.jobs > 1 else lambda: here)
+
+
+def _do_run(inputs: Inputs, run: TrainedRun, wanted: Wanted, request: SearchRequest, longest: float) -> int:
     """Transcribe with a run, adapted to its speakers if they are given; return the number of unreadable files."""
-    if speakers is not None and run.acoustic.speakers is None:
+    several = inputs.jobs > 1
+    if inputs.adapt and run.acoustic.speakers is None:
         adapted = adapted_transcriber(run, request, longest)
-        typer.echo(f"murmur: --adapt: the Gaussian system {adapted.gaussians.name} in place of the network", err=True)
-        return _do_speakers(inputs, adapted.front.rate_hz, adapted, speakers)
-    typer.echo(f"murmur: {run.weights}", err=True)
-    work = transcriber(run, *run.searched(request), longest)
-    if speakers is not None:
-        return _do_speakers(inputs, work.front.rate_hz, work.of_speaker, speakers)
-    return _do_all(inputs, work)
+        say(f"murmur: --adapt: the Gaussian system {adapted.gaussians.name} in place of the network", err=True)
+        here = Opened(adapted.front.rate_hz, adapted)
+        return _do_all(inputs, partial(opened_gaussians, wanted, request, longest) if several else lambda: here)
+    say(f"murmur: {run.weights}", err=True)
+    search, options = run.searched(request)
+    graph = None if search is None else SearchedGraph.of(search, options)
+    if several:
+        return _do_all(inputs, partial(opened_network, wanted, graph, longest))
+    return _do_all(inputs, lambda: Opened.of(transcriber(run, graph, longest)))
 
 
 def _end(failed: int, count: int) -> None:
     """End with a status of its own if files could not be read."""
     if failed:
-        typer.echo(f"murmur: {failed} of {count} could not be read", err=True)
+        say(f"murmur: {failed} of {count} could not be read", err=True)
         raise typer.Exit(SOME_FAILED)
 
 
@@ -262,26 +319,36 @@ def _check(
         inputs = [Path(each) for each in (*files, *read) if each is not None]
         stems = [stem_of(name) for name in files]
         if channels == "each":
-            stems += [path.stem for path in inputs if _channel_of(stems).fullmatch(path.stem)]
+            stems += [path.stem for path in inputs if is_of(path.stem, stems, itself=False)]
         not_inputs((out / f"{stem}{SUFFIXES[form]}" for stem in stems), "--out", inputs)
 
 
-def _do_all(inputs: Inputs, work: Transcriber) -> int:
-    """Transcribe file after file with a progress bar; return the number of unreadable files."""
-    failed = 0
+def _do_all(inputs: Inputs, opened: Callable[[], Opened]) -> int:
+    """Transcribe all files with a progress bar; return the number of unreadable ones."""
+    failed: set[str] = set()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with Progress(console=console, disable=len(inputs.files) < 2) as progress:
-        bar = progress.add_task("transcribing", total=len(inputs.files))
-        for name in inputs.files:
-            progress.update(bar, description=escape(readable(Path(name).name)))
-            try:
-                for recording in inputs.read(name, work.front.rate_hz):
-                    inputs.write(work(recording, name))
-            except CorpusError as error:
-                failed += 1
-                console.print(f"murmur: {readable(str(error))}", markup=False)
-            progress.advance(bar)
-    return failed
+    count = len({name for unit in inputs.units for name in unit.files})
+    results = made(inputs.units, opened, inputs.reading, sys.stdin.buffer.read, inputs.jobs)
+    with (
+        told_once(partial(_tell, console)) as told,
+        bar_of(console=console, disable=count < 2) as progress,
+        closing(results),
+    ):
+        bar = progress.add_task("transcribing", total=sum(len(unit.files) for unit in inputs.units))
+        for unit, result in results:
+            for name in result.failed.keys() - failed:
+                _tell(console, readable(result.failed[name]))
+            failed |= result.failed.keys()
+            for own in result.silent:
+                _tell(console, f"{readable(own)} has no sound, and is transcribed by itself")
+            for transcript in result.transcripts:
+                inputs.write(transcript, told)
+            progress.advance(bar, len(unit.files))
+    return len(failed)
+
+
+def _tell(console: Console, text: str) -> None:
+    console.print(f"murmur: {printable(text)}", markup=False)
 
 
 def check_speakers(adapt: bool, utt2spk: Path | None, channels: Channels) -> Mapping[str, str] | None:
@@ -315,32 +382,6 @@ def _speakers_in(utt2spk: Path) -> Mapping[str, str]:
     return speakers
 
 
-def _do_speakers(inputs: Inputs, rate_hz: int, work: OfSpeaker, speakers: Mapping[str, str]) -> int:
-    """Read all files, then transcribe speaker after speaker; return the number of unreadable files.
-
-    Raises:
-        SettingError: the speaker of a recording is not named, or two files have the name that tells the speaker.
-    """
-    if speakers:
-        _check_stems([nfc(stem_of(name)) for name in inputs.files], speakers)
-    failed = 0
-    groups: dict[tuple[str, int], list[tuple[Recording, str]]] = {}
-    for name in inputs.files:
-        try:
-            recordings = inputs.read(name, rate_hz)
-        except CorpusError as error:
-            failed += 1
-            typer.echo(f"murmur: {readable(str(error))}", err=True)
-            continue
-        for recording in recordings:
-            group = _group(nfc(_named(name, name_of(recording))), recording, speakers, len(groups))
-            groups.setdefault(group, []).append((recording, name))
-    for together in groups.values():
-        for found in work(together):
-            inputs.write(found)
-    return failed
-
-
 def _check_stems(stems: Sequence[str], speakers: Mapping[str, str]) -> None:
     """Check that files have different names, and that each has a speaker, or its channels have."""
     twice = [stem for stem, count in Counter(stems).items() if count > 1]
@@ -350,26 +391,7 @@ def _check_stems(stems: Sequence[str], speakers: Mapping[str, str]) -> None:
         )
     for stem in stems:
         if not any(own == stem or own.startswith(f"{stem}-") for own in speakers):
-            raise _unnamed(stem)
-
-
-def _group(own: str, recording: Recording, speakers: Mapping[str, str], groups: int) -> tuple[str, int]:
-    """Speaker of a recording and 0; a recording without sound, which would change means, has a number of its own."""
-    if speakers and own not in speakers:
-        raise _unnamed(own)
-    if recording.has_sound:
-        return speakers.get(own, ""), 0
-    typer.echo(f"murmur: {readable(own)} has no sound, and is transcribed by itself", err=True)
-    return speakers.get(own, ""), groups + 1
-
-
-def _unnamed(own: str) -> SettingError:
-    return SettingError(f"--utt2spk has no line for {readable(own)!r}: name the speaker of every recording")
-
-
-def _named(source: str, channel: str) -> str:
-    """Name of a recording: its file without folder and suffix, and its channel if that has a transcript of its own."""
-    return f"{stem_of(source)}-{channel}" if channel else stem_of(source)
+            raise unnamed(stem)
 
 
 def _refuse(model: Path, adapt: bool, given: Mapping[str, object]) -> None:
@@ -386,36 +408,26 @@ def _refuse(model: Path, adapt: bool, given: Mapping[str, object]) -> None:
 def _check_names(files: list[str], out: Path | None, channels: Channels) -> None:
     """Refuse missing files, and files that would be read or written twice, before anything is done."""
     if not any(name == STDIN or Path(name).is_file() for name in files):
-        raise SettingError(f"none of the {len(files)} files exists; the first is {readable(files[0])!r}")
+        raise SettingError(f"none of the {counted(len(files), 'file')} exists; the first is {readable(files[0])!r}")
     if out is not None:
         folder_to_write(out, "--out")
     names = Counter(files if out is None else [stem_of(name) for name in files])
     twice = [name for name, count in names.items() if count > 1]
     if out is not None and channels == "each":  # channel A of call is call-A
-        twice += [name for name in names if _channel_of(names).fullmatch(name)]
+        twice += [name for name in names if is_of(name, names, itself=False)]
     if twice and (out is not None or STDIN in twice):
         raise SettingError(f"{readable(twice[0])!r} would be read or written twice: rename the files, or run twice")
 
 
-def _channel_of(stems: Iterable[str]) -> re.Pattern[str]:
-    """Return the pattern of the names that transcripts of the channels of files have."""
-    return re.compile(f"({'|'.join(map(re.escape, stems))})-([AB]|[0-9]+)")
-
-
-def _read(name: str, rate_hz: int, rate: int | None, channels: Channels) -> list[Recording]:
-    if name == STDIN:
-        return read_stream(sys.stdin.buffer.read(), rate_hz, rate, channels=channels)
-    return read_channels(Path(name), rate_hz, channels)
-
-
-def _write(form: Format, out: Path | None, several: bool, found: Transcript) -> None:
+def _write(form: Format, out: Path | None, several: bool, found: Transcript, told: ToldOnce) -> None:
     text = FORMATS[form](found)
     shown = f"{readable(found.source)}, channel {found.channel}" if found.channel else readable(found.source)
     for note in found.notes:
-        typer.echo(f"murmur: {shown}: {note}", err=True)
+        if told.is_new(f"{shown}: {note}", re.sub(r"\d", "", note)):
+            say(f"murmur: {shown}: {note}", err=True)
     if out is None:
         named = form == "text" and (several or found.channel)
         typer.echo(printable(f"{shown}: {text}" if named else text), nl=False)
         return
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / f"{_named(found.source, found.channel)}{SUFFIXES[form]}", text.encode())
+    write_whole(out / f"{recording_name(found.source, found.channel)}{SUFFIXES[form]}", text.encode())

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from murmur.core.counted import counted
 from murmur.core.group import Group
 
 log = logging.getLogger(__name__)
@@ -118,8 +119,10 @@ class Counters:
         self.skipped += 1
         self.bad_steps += 1
         if self.bad_steps >= self.most_in_a_row:
-            raise FloatingPointError(f"the gradient of {self.bad_steps} steps in a row is not finite: {ADVICE}")
-        log.warning("a step is left out: its gradient is not finite (%d minibatches skipped so far)", self.skipped)
+            raise FloatingPointError(
+                f"the gradient of {counted(self.bad_steps, 'step')} in a row is not finite: {ADVICE}"
+            )
+        log.warning("a step is left out: its gradient is not finite (%s so far)", counted(self.skipped, "minibatch"))
 
     def replace(self) -> None:
         """Count a replacement of weights that were not finite by those of other learners.
@@ -135,7 +138,7 @@ class Counters:
                 f"the weights were not finite, {self.replaced_in_a_row} times in a row with little training between,"
                 f" and were replaced by the other learners': {ADVICE}"
             )
-        log.warning("weights that were not finite were replaced by the others' (%d times so far)", self.replaced)
+        log.warning("weights that were not finite are replaced by the others' (replacement %d)", self.replaced)
 
     def share(self, group: Group) -> None:
         """Add the counts of this learner to those of all, at the end of a run."""
@@ -165,8 +168,6 @@ def tell_bad_numbers(group: Group) -> None:
     skipped, replaced = group.count("skipped"), group.count("replaced")
     if skipped or replaced:
         log.warning(
-            "%d minibatches were skipped, their losses or gradients not being finite; weights that were not finite were"
-            " replaced %d times",
-            skipped,
-            replaced,
+            "%s skipped, whose losses or gradients were not finite; %s of weights that were not finite",
+            *(counted(skipped, "minibatch"), counted(replaced, "replacement")),
         )

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from murmur.core.counted import counted
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
@@ -67,7 +68,7 @@ async def run_strategy(
                 me.outer.clear()
                 await left.enter(named)
                 entered(done := source.reached(me.steps))
-                log.info("learner %d goes on with the others after %d minibatches", me.group.rank, done)
+                log.info("learner %d goes on with the others after %s", me.group.rank, counted(done, "minibatch"))
             await strategy(me)
         except LeftBehind as left_behind:
             log.warning("learner %d was taken for lost: the others let it in again", me.group.rank)

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from murmur.core.errors import not_written
 from murmur.core.plain_files import UNREADABLE, open_plain, plain_file
+from murmur.core.recent_rate import RecentRate
 from murmur.core.trace import Span
 
 
@@ -178,6 +179,7 @@ class ProgressLine:
         self._every = 0.5 if self._live else every_seconds
         self._last = time.monotonic() - self._every
         self._before: Record | None = None
+        self._rate = RecentRate()  # of minibatches
 
     def __call__(self, record: Record) -> None:
         if record.kind == "straggler":
@@ -186,6 +188,7 @@ class ProgressLine:
             figures = "  ".join(f"{name} {value:.4g}" for name, value in record.figures.items())
             self._write(f"epoch {record.epoch:6.2f}  held-out  {figures}", final=True)
             return
+        self._rate.add(record.seconds, record.minibatches)
         done = record.minibatches + self._learners >= self._total
         if time.monotonic() - self._last < self._every and not done:
             return
@@ -194,19 +197,17 @@ class ProgressLine:
         self._before = record
 
     def _line(self, r: Record) -> str:
-        before = self._before
-        samples, seconds = (
-            (r.samples - before.samples, r.seconds - before.seconds) if before else (r.samples, r.seconds)
-        )
-        speed = samples / seconds if seconds > 0 else math.nan
+        """The line of a record; it tells no speed or time left before this start has done something."""
+        before, ended = self._before, min(r.minibatches + self._learners, self._total)
+        parts = [f"minibatch {ended:7d}/{self._total}", f"epoch {r.epoch:6.2f}", f"loss {r.loss:8.4f}"]
+        if before is not None and r.seconds > before.seconds:
+            parts.append(f"{(r.samples - before.samples) / (r.seconds - before.seconds):9.0f} samples/s")
         busy = r.compute_seconds
         idle = r.waiting_seconds + r.communicating_seconds + r.data_seconds
-        left = r.seconds / max(1, r.minibatches) * (self._total - r.minibatches)
-        return (
-            f"minibatch {min(r.minibatches + self._learners, self._total):7d}/{self._total}  epoch {r.epoch:6.2f}  "
-            f"loss {r.loss:8.4f}  {speed:9.0f} samples/s  step {busy + idle:6.3f} s (compute {busy:.3f}, "
-            f"waiting {idle:.3f})  staleness {r.staleness}  {duration(left)} left"
-        )
+        parts.append(f"step {busy + idle:6.3f} s (compute {busy:.3f}, waiting {idle:.3f})")
+        parts.append(f"staleness {r.staleness}")
+        left = 0.0 if ended == self._total else self._rate.seconds_left(self._total)
+        return "  ".join(parts if left is None else [*parts, f"{duration(left)} left"])
 
     def _write(self, text: str, final: bool) -> None:
         self._out.write(("\r\033[K" if self._live else "") + text + ("\n" if final or not self._live else ""))

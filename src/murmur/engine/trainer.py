@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from murmur.core.counted import are, counted
 from murmur.core.errors import IncompleteRun
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
@@ -171,9 +172,8 @@ class Trainer:
             return outcome_of(source)
         figures = points.written()
         if figures is not None:
-            log.info(
-                "%s is finished: all %d minibatches are done, and nothing is computed again", self.out, source.total
-            )
+            done = f"all {counted(source.total, 'minibatch')} {are(source.total)} done"
+            log.info("%s is finished: %s, and nothing is computed again", self.out, done)
             return outcome_of(source, figures=figures, found=True)
         records = self.out / "records.jsonl"
         _forget_after(records, source.total, source)

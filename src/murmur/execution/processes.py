@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, ProgressColumn
 
 from murmur.execution.workers import Worker, WorkerDied, end_workers, in_worker, start_worker, wait_for_reason
 
@@ -117,5 +118,11 @@ def _answer(connection: Connection) -> None:
 
 def with_bar(results: Iterable[Done], what: str, total: int, progress: bool) -> Iterator[Done]:
     """Yield `results`, with a progress bar on stderr if `progress` is set and there is anything to do."""
-    console = Console(stderr=True)
-    yield from track(results, what, total, console=console, disable=not (progress and total))
+    with bar_of(disable=not (progress and total)) as bar:
+        yield from bar.track(results, total, description=what)
+
+
+def bar_of(*columns: ProgressColumn, console: Console | None = None, disable: bool = False) -> Progress:
+    """A progress bar on stderr, whose time left follows from the last 1,000 steps, however long each takes."""
+    console = console or Console(stderr=True)
+    return Progress(*columns, console=console, disable=disable, speed_estimate_period=math.inf)

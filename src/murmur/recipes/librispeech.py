@@ -2,7 +2,8 @@
 
     murmur train librispeech --set task.corpus=FOLDER --threads 1
 
-FOLDER holds data/{train,dev,test}, lexicon.txt, and lm/{bg.arpa.gz,tg.arpa.gz,lexicon.txt}. With
+FOLDER holds data/{train,dev,test} and lm/{bg.arpa.gz,tg.arpa.gz,lexicon.txt}. If it has a lexicon.txt too, training
+takes its pronunciations, else those of lm/lexicon.txt. With
 `--set task.vocabulary.text=TEXT` the vocabulary is lm/lexicon.txt and all words of a text, with guessed pronunciations,
 and the bigrams and trigrams are those of the text.
 

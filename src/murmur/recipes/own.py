@@ -5,7 +5,8 @@
     murmur lm train corpora/mine/data/train --out corpora/mine/lm.arpa.gz
     murmur train own --set task.corpus=corpora/mine
 
-The set holds data/{train,test}, perhaps data/dev, lexicon.txt and lm.arpa.gz.
+The set holds data/{train,test}, perhaps data/dev, and the lexicon.txt and lm.arpa.gz that the second and the third
+command make. The recipe `ctc` needs neither: murmur train ctc --set task.corpus=corpora/mine --set task.units=char
 
 Six minutes of synthetic commands of 13 words, twelve voices: no error in the 71 words of the voice held out, after a
 minute of one core of an AMD EPYC (docs/tutorial.md).

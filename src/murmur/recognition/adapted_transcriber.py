@@ -13,8 +13,7 @@ from murmur.core.errors import SettingError
 from murmur.recognition.run_records import scales_of
 from murmur.recognition.trained_run import TrainedRun
 from murmur.recognition.transcriber import Transcriber, cut_into_pieces, samples_of
-from murmur.recognition.tuning import SearchRequest, to_the_end
-from murmur.run.timed import timed
+from murmur.recognition.tuning import SearchRequest, graph_folder, to_the_end
 from murmur.speech.corpus.recordings import Recording
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph_store import StoredGraph
@@ -136,8 +135,7 @@ def _options(run: TrainedRun, system: str, given: Mapping[str, float]) -> Decode
 def _with_graph(
     gaussians: AdaptedGaussians, search: WordSearch, first: DecodeOptions, last: DecodeOptions, longest_seconds: float
 ) -> AdaptedTranscriber:
-    with timed("decoding graph"):
-        graph = StoredGraph.of(search.folder).read()
+    graph = StoredGraph.of(graph_folder(search)).read()
     decoder = Decoder(graph, last)
     spans = search.spans(decoder.graph.columns)
     return AdaptedTranscriber(gaussians, Decoder(graph, narrow(first)), GraphSearch(decoder, spans), longest_seconds)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
+from murmur.core.counted import are, counted
 from murmur.core.errors import SettingError
+from murmur.execution.processes import bar_of
 from murmur.recognition.recording_words import Word, is_sided, recording_lines, words_of
 from murmur.recognition.rescoring import Rescorer, RescoringRequest, opened_rescorer
 from murmur.recognition.run_records import SETTINGS, scales_of
 from murmur.recognition.trained_run import TrainedRun, no_scale
-from murmur.recognition.tuning import SearchRequest
+from murmur.recognition.tuning import SearchRequest, graph_folder
 from murmur.run.timed import timed
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Utterance
 from murmur.speech.corpus.left_out import left_out as told_left_out
@@ -74,8 +76,7 @@ def decoded(
     rescorer = None if rescoring is None else opened_rescorer(rescoring, run, request, others)
     search, options = run.searched(request, models, scratch)
     if search is not None:
-        with timed("decoding graph"):
-            _ = search.folder
+        _ = graph_folder(search)
         if rescorer is not None:
             options, rescorer = rescorer.tuned(run, models, search, options, request.dev, scratch)
     with timed("features"):
@@ -83,13 +84,19 @@ def decoded(
     pairs, count = models.all_scores(feats), len(feats[0])
     common = _models(run, others) | {"left_out": left_out(run, corpus, feats[0])}
     if search is None:
-        with timed(f"recognising {count} utterances"):
+        with timed(f"recognising {counted(count, 'utterance')}"):
             return _by_best_path(run, corpus, pairs, common)
-    with Progress(console=Console(stderr=True)) as progress:
-        bar = progress.add_task("decoding", total=count)
-        found = search.decode(pairs, options, scratch, lambda done: progress.update(bar, completed=done))
+    with bar_of() as progress:
+        found = search.decode(
+            pairs, options, scratch, partial(_advance, progress, progress.add_task("decoding"), count)
+        )
     made = _result(run, search, corpus, found, {**common, **_facts(found, options, request, run)})
     return made if rescorer is None else _rescored(run, search, corpus, found, made, rescorer)
+
+
+def _advance(progress: Progress, bar: TaskID, count: int, done: int, known: int) -> None:
+    """Show how much is done, without results of an earlier start, which tell nothing about the time left."""
+    progress.update(bar, total=count - known, completed=done - known)
 
 
 def _models(run: TrainedRun, others: Sequence[TrainedRun]) -> dict[str, Any]:
@@ -128,14 +135,15 @@ def warn_of_common(run: TrainedRun, dev: str | None, corpus: Corpus, data: str) 
     """Warn of utterances that are scored and also tune the settings: their error rate is not one of other speech."""
     common = 0 if dev is None else len(corpus.texts.keys() & run.corpus(dev).texts.keys())
     if common:
-        log.warning("%d utterances of --data %s have names of --dev %s, which tunes the settings", common, data, dev)
+        told = counted(common, "utterance")
+        log.warning("%s of --data %s %s in --dev %s too, which tunes the settings", told, data, are(common), dev)
 
 
 def _rescored(
     run: TrainedRun, search: WordSearch, corpus: Corpus, found: Decoded, made: Decoding, rescorer: Rescorer
 ) -> Decoding:
     """The result with the hypotheses that the language model chooses; it also tells the error rate before."""
-    with timed(f"rescoring {len(found.lists)} utterances"):
+    with timed(f"rescoring {counted(len(found.lists), 'utterance')}"):
         again = _result(run, search, corpus, rescorer.chosen(found), {**made.facts, **rescorer.facts})
     before = tuple(f"before rescoring: {line}" for line in made.lines[1:])
     return replace(again, lines=(again.lines[0], *before, *again.lines[1:]))

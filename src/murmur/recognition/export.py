@@ -14,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.recognition.trained_run import TrainedRun
-from murmur.run.timed import timed
+from murmur.recognition.tuning import graph_folder
 from murmur.speech.corpus.atomic_folder import atomic_folder
 from murmur.speech.corpus.file_errors import read_object
 from murmur.speech.ctc.criterion import Units
@@ -184,8 +185,7 @@ def _search(run: TrainedRun, search: WordSearch | None, options: DecodeOptions) 
     if search is None:
         assert units is not None  # networks without units have no best path
         return ExportedSearch(token_names(units), {"units": units.kind, "symbols": list(units.symbols)})
-    with timed("decoding graph"):
-        graph = StoredGraph.of(search.folder).read()
+    graph = StoredGraph.of(graph_folder(search)).read()
     if options.insertion_penalty:
         graph = with_insertion_penalty(graph, options.insertion_penalty)
     columns = range(2, len(graph.columns) + 1)
@@ -236,7 +236,8 @@ def _write_tables(folder: Path, search: ExportedSearch) -> list[str]:
     facts = replace(search.graph.facts, states=fst.num_states, dropped_by_sherpa=0)
     write_graph(DecodingGraph(fst, search.graph.words, labels, len(labels), facts), folder, MARK)
     return [
-        f"{len(search.tokens)} columns, {len(search.graph.words)} words, a graph of {fst.num_states} states",
+        f"{counted(len(search.tokens), 'column')}, {counted(len(search.graph.words), 'word')}, a graph of"
+        f" {counted(fst.num_states, 'state')}",
         f"{moved.unread} words were on arcs that sherpa-onnx does not read: {moved.backwards} moved to the frame"
         f" before, {moved.forwards} to the frame after",
     ]

@@ -66,8 +66,12 @@ class ExportedModel:
         return found
 
 
-def exported_transcriber(folder: Path, given: Mapping[str, float | None], longest_seconds: float) -> Transcriber:
+def exported_transcriber(
+    folder: Path, given: Mapping[str, float | None], longest_seconds: float, threads: int = 0
+) -> Transcriber:
     """Make the transcriber of an exported folder; a None in `given` keeps the export's beam setting.
+
+    `threads` compute; 0 for one per core.
 
     Raises:
         SettingError: the folder is damaged, or of another version, or has no beam to set.
@@ -90,7 +94,9 @@ def exported_transcriber(folder: Path, given: Mapping[str, float | None], longes
             "a best path has no scale, penalty, beam or states to set: export the run with a --grammar, such as loop"
         )
     return Transcriber(
-        ExportedModel(session(folder / "model.onnx", threads=0), front, stack, speakers), recogniser, longest_seconds
+        ExportedModel(session(folder / "model.onnx", threads=threads), front, stack, speakers),
+        recogniser,
+        longest_seconds,
     )
 
 

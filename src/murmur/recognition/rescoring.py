@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from murmur.core.counted import are, counted, named
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write
 from murmur.engine.checkpoints.checkpoint import write_whole
@@ -275,8 +276,8 @@ def _check_words(lstm: LstmScores, model: Path) -> None:
         )
     if missing:
         log.warning(
-            "%d of %d words of the search are unknown to %s, such as %s: they share the probability of <unk>",
-            *(len(missing), count, model, _some(missing)),
+            "%d of %s of the search %s unknown to %s: %s; the probability of <unk> is shared among them",
+            *(len(missing), counted(count, "word"), are(len(missing)), model, named(missing)),
         )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from murmur.recognition.trained_run import TrainedRun
-from murmur.run.timed import timed
+from murmur.recognition.tuning import graph_folder
 from murmur.speech.corpus.channel_mean import has_signal
 from murmur.speech.corpus.recordings import Recording, cut_at_silences
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
@@ -20,6 +20,7 @@ from murmur.speech.decoding.recogniser import (
     GraphSearch,
     RecognisedWord,
     Recogniser,
+    Spans,
 )
 from murmur.speech.decoding.transcript import Transcript, Word
 from murmur.speech.features.analysis import LogMel, Mfcc
@@ -151,18 +152,35 @@ def name_of(recording: Recording) -> str:
     return "AB"[recording.channel] if recording.channels == 2 else str(recording.channel + 1)
 
 
-def transcriber(
-    run: TrainedRun, search: WordSearch | None, options: DecodeOptions, longest_seconds: float
-) -> Transcriber:
-    """Make the transcriber of a run; builds its graph if it is missing.
+@dataclass(frozen=True)
+class SearchedGraph:
+    """A stored graph with its search: enough for a process of its own, which then reads no lexicon or language model.
 
-    Raises:
-        ValueError: there is no such grammar.
+    Attributes:
+        graph: the graph.
+        spans: rule that finds the frames of words.
+        options: settings of the search.
     """
-    if search is None:
-        units = run.graphs.units
-        assert units is not None  # networks without units have no best path
-        return Transcriber(run, CtcBestPath(units), longest_seconds)
-    with timed("decoding graph"):
-        decoder = Decoder(StoredGraph.of(search.folder).read(), options)
-    return Transcriber(run, GraphSearch(decoder, search.spans(decoder.graph.columns)), longest_seconds)
+
+    graph: StoredGraph
+    spans: Spans
+    options: DecodeOptions
+
+    @staticmethod
+    def of(search: WordSearch, options: DecodeOptions) -> SearchedGraph:
+        """Find the graph of a search; builds it if it is missing."""
+        graph = StoredGraph.of(graph_folder(search))
+        return SearchedGraph(graph, search.spans(np.array(graph.columns, dtype=np.int32)), options)
+
+    def read(self) -> GraphSearch:
+        """Read the graph."""
+        return GraphSearch(Decoder(self.graph.read(), self.options), self.spans)
+
+
+def transcriber(run: TrainedRun, graph: SearchedGraph | None, longest_seconds: float) -> Transcriber:
+    """Make the transcriber of a run, by the search in a graph, or without one by the best path."""
+    if graph is not None:
+        return Transcriber(run, graph.read(), longest_seconds)
+    units = run.graphs.units
+    assert units is not None  # networks without units have no best path
+    return Transcriber(run, CtcBestPath(units), longest_seconds)

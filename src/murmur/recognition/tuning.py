@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.recognition.mean_scores import MeanScores
 from murmur.recognition.run_records import SETTINGS
@@ -114,6 +115,13 @@ def stored_in(kept: Path | None) -> Iterator[Path]:
         yield Path(scratch)
 
 
+def graph_folder(search: WordSearch) -> Path:
+    """Folder of the graph of a search; builds it with a progress bar if it is missing."""
+    with timed("lexicon and grammar"):
+        _ = search.key
+    return search.folder
+
+
 def tuned(
     search: WordSearch, models: MeanScores, corpus: Corpus, dev: str, kept: Path | None = None
 ) -> dict[str, float]:
@@ -128,9 +136,8 @@ def tuned(
     if not any(text.split() for text in texts.values()):
         raise SettingError(f"--dev {dev} has no transcribed word to tune on")
     check_known(texts, sayable_words(search.words[0]), f"--dev {dev}")
-    with timed("decoding graph"):
-        _ = search.folder
-    with stored_in(kept) as folder, timed(f"trying scales on {len(texts)} utterances"):
+    _ = graph_folder(search)
+    with stored_in(kept) as folder, timed(f"trying scales on {counted(len(texts), 'utterance')}"):
         feats = models.features(corpus, folder)
         tried = [name for name in list(texts)[::every] if name in feats[0]]
         scores = dict(models.all_scores([{name: own[name] for name in tried} for own in feats]))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from murmur.core.counted import counted
 from murmur.report.read import Run
 from murmur.report.verdict import last_logprob
 from murmur.run.folder.contents import written
@@ -148,4 +149,4 @@ def _cluster(run: Run) -> str:
 
 
 def _learners(run: Run) -> str:
-    return f"{run.learners} learner{'' if run.learners == 1 else 's'}"
+    return counted(run.learners, "learner")

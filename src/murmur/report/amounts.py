@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from murmur.core.counted import counted
 from murmur.report.read import Run
 
 TOLERANCE = 0.01  # strategies end within a round of the budget
@@ -41,7 +42,7 @@ def warnings(ranked: Sequence[Run]) -> list[str]:
     if not found:
         return []
     told = [_described(run, found[run.name]) for run in ranked if run.name in found]
-    more = f" and {len(told) - MOST_NAMED} more runs" if len(told) > MOST_NAMED else ""
+    more = f" and {counted(len(told) - MOST_NAMED, 'more run')}" if len(told) > MOST_NAMED else ""
     return [
         f"Not at equal samples: {', '.join(told[:MOST_NAMED])}{more}. A difference between these runs may come from"
         " the amount of training alone: compare them at the same samples."

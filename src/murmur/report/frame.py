@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from murmur.core.counted import counted
 from murmur.core.printable import printable
 from murmur.report.about import strategy_of
 from murmur.report.drawn import short
@@ -45,7 +46,7 @@ def frame(run: Watched) -> RenderableType:
     if run.seen:
         parts.append(learners(run))
     if run.damaged:
-        parts.append(Text(f"{run.damaged} damaged record(s) passed over", style="yellow"))
+        parts.append(Text(f"{counted(run.damaged, 'damaged record')} passed over", style="yellow"))
     parts += [Text(printable(line)) for line in ending(run)]
     return Group(*parts)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from murmur.core.counted import counted
 from murmur.core.plain_files import UNREADABLE
 from murmur.core.whole_files import FinishedLines
 
@@ -23,7 +24,7 @@ def read_lines(path: Path, take: Callable[[Any], None], problems: list[str]) -> 
         except UNREADABLE:
             damaged.append(number)
     if damaged:
-        problems.append(f"{path}: {len(damaged)} damaged line(s) left out, the first is line {damaged[0]}")
+        problems.append(f"{path}: {counted(len(damaged), 'damaged line')} left out, the first is line {damaged[0]}")
     if lines.rest:
         problems.append(
             f"{path}: the last line is unfinished and left out (it is being written, or its run was killed)"

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from murmur.core.counted import counted
 from murmur.core.mixing import ALL, Mixing, contraction, matrix
 from murmur.report.drawn import (
     BAR_INCHES,
@@ -73,7 +74,9 @@ def speed_up(runs: Sequence[Run]) -> Figure | None:
         legend_above(axes)
 
     least = min(run.learners for run, _, _ in found)
-    words = "; ".join(f"{run.name}: {times:.2f} times with {run.learners} learners" for run, _, times in found)
+    words = "; ".join(
+        f"{run.name}: {times:.2f} times with {counted(run.learners, 'learner')}" for run, _, times in found
+    )
     base = {bool(run.simulated): run.learners for run, _, times in reversed(found)}
     rows = tuple(
         (run.name, str(run.learners), f"{per_second:.4g}", f"{times:.2f}",
@@ -82,7 +85,7 @@ def speed_up(runs: Sequence[Run]) -> Figure | None:
     )  # fmt: skip
     table: Table = (("run", "learners", "samples/s", "speed-up", "efficiency"), rows)
     note = (
-        f"Samples a second against those of {least} learner{'' if least == 1 else 's'}. Line: ideal. From the first"
+        f"Samples a second against those of {counted(least, 'learner')}. Line: ideal. From the first"
         " step to the last, start-up and evaluation left out."
     )
     if any(run.simulated for run, _, _ in found):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from murmur.core.counted import counted
 from murmur.core.printable import printable
 from murmur.core.whole_files import in_place_of
 from murmur.report.about import COLUMNS, about, row, strategy_of, tiles
@@ -235,8 +236,9 @@ def spoken_in(run: Run, audio: Mapping[str, Path]) -> Spoken:
     """The run's worst utterances."""
     wrong = sum(u.errors > 0 for u in run.utterances)
     errors, words = sum(u.errors for u in run.utterances), sum(u.words for u in run.utterances)
-    counted = f"{errors} errors in {words} words; {wrong} of {len(run.utterances)} utterances have any."
-    return Spoken(run.name, counted, worst(run.utterances, audio))
+    utterances = counted(len(run.utterances), "utterance")
+    told = f"{counted(errors, 'error')} in {counted(words, 'word')}; errors in {wrong} of {utterances}."
+    return Spoken(run.name, told, worst(run.utterances, audio))
 
 
 def left_out(runs: Sequence[Run]) -> list[str]:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.plain_files import UNREADABLE, read_plain
+from murmur.core.recent_rate import RecentRate
 from murmur.report.records import Records, is_number
 from murmur.report.slow import WORDS
 from murmur.report.tail import Tail
 from murmur.run.folder.state import state_of
 
-RECENT = 200  # records used for the speed
 INTERVALS = 30  # of a learner's own steps
 LEAST_SILENCE, SILENT_STEPS = 5.0, 20.0  # seconds; times the learner's usual step
 BACK_SECONDS = 60.0  # for which a returned learner counts as back
@@ -26,10 +26,11 @@ ENDINGS = ("stopped", "failed", "killed", "cut off")  # of a run that has not fi
 
 @dataclass
 class Seen:
-    """Times of a learner: the run's seconds at its last step, its usual step, its latest return."""
+    """Times of a learner: the run's seconds at its last step, its usual step, its own record's seconds, its return."""
 
     at: float
     intervals: deque[float]
+    own: float = 0.0
     back: float | None = None
 
     @property
@@ -61,7 +62,9 @@ class Watched:
         self.minibatches = 0
         self.front = 0.0
         self.seen: dict[int, Seen] = {}
-        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        self._read_bytes = 0
+        self._start = (0.0, 0.0)
+        self._rate = RecentRate()  # of samples
 
     def look(self) -> bool:
         """Read what is new; return True if there is more to read at once."""
@@ -70,7 +73,11 @@ class Watched:
         if self.tail.begun != self._begun:
             self._begun = self.tail.begun
             self._forget()
+        began_bytes = self.facts.get("records_bytes")
         for line in lines:
+            if self._read_bytes == began_bytes:
+                self._begin_start()
+            self._read_bytes += len(line) + 1
             try:
                 row = json.loads(line)
                 self.records.add(row)
@@ -82,17 +89,29 @@ class Watched:
     def _place(self, row: Mapping[str, Any]) -> None:
         self.epoch = max(self.epoch, float(row.get("epoch") or 0.0))
         self.minibatches = max(self.minibatches, int(row.get("minibatches") or 0))
-        self.front = max(self.front, float(row["seconds"]))
-        self._recent.append((self.front, self.records.last_samples))
+        seconds = float(row["seconds"])
+        self.front = max(self.front, seconds)
         if row["kind"] == "step":
             learner = int(row["learner"])
             seen = self.seen.setdefault(learner, Seen(self.front, deque(maxlen=INTERVALS)))
+            if seconds < seen.own:  # a start that repeats the work after its checkpoint
+                self._begin_start()
+            seen.own = seconds
+            self._start = (max(self._start[0], seconds), max(self._start[1], float(row.get("samples") or 0.0)))
+            self._rate.add(*self._start)
             silent = self.front - seen.at
             if silent > seen.patience:
                 seen.back = self.front
             else:
                 seen.intervals.append(silent)
             seen.at = self.front
+
+    def _begin_start(self) -> None:
+        """Forget the speed of an earlier start of the run."""
+        self._start = (0.0, 0.0)
+        self._rate.forget()
+        for seen in self.seen.values():
+            seen.own = 0.0
 
     @property
     def score(self) -> Mapping[str, Any]:
@@ -120,19 +139,14 @@ class Watched:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples per second of all learners, over the latest records."""
-        if len(self._recent) < 2:
-            return None
-        (began, first), (ended, last) = self._recent[0], self._recent[-1]
-        return (last - first) / (ended - began) if ended > began and last > first else None
+        """Samples per second of all learners, over the latest records of the present start."""
+        return self._rate.per_second
 
     @property
     def seconds_to_go(self) -> float | None:
         """Remaining seconds at the present speed."""
-        done, speed = self.progress, self.samples_per_second
-        if not done or speed is None:
-            return None
-        return self.records.last_samples * (1 - done) / done / speed
+        done = self.progress
+        return self._rate.seconds_left(self.records.last_samples / done) if done else None
 
     @property
     def quiet_seconds(self) -> float:

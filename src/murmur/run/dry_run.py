@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from murmur.core.counted import counted
 from murmur.core.facts import training_learners
 from murmur.core.flat import Layout
 from murmur.core.model_mode import in_training
@@ -111,7 +112,7 @@ def experiment_lines(experiment: Experiment, learners: int) -> list[str]:
     shown = {name: in_short(describe(getattr(experiment, name))) for name in ("strategy", "optimizer", "schedule")}
     budget = {name: value for name, value in vars(experiment.budget).items() if value is not None}
     told = ", ".join(f"{value:g} {name}" for name, value in budget.items()) or "1 epoch"
-    number = f"{learners} learner{'s' * (learners > 1)}"
+    number = counted(learners, "learner")
     training = training_learners(experiment.strategy, learners)
     if training < learners:
         number += f" ({training} train, {learners - training} only serve)"
@@ -128,10 +129,10 @@ def busy_line() -> str:
     """Load of this machine, and its effect on the measured times."""
     load, cores = os.getloadavg()[0], cores_here()
     if load < IDLE_LOAD * cores:
-        return f"this machine was idle (load average {load:.1f}, {cores} cores)"
+        return f"this machine was idle (load average {load:.1f}, {counted(cores, 'core')})"
     return (
-        f"this machine was busy (load average {load:.1f}, {cores} cores): other work slowed the steps above; the"
-        " fastest one is the best estimate for an idle machine"
+        f"this machine was busy (load average {load:.1f}, {counted(cores, 'core')}): other work slowed the steps above;"
+        " the fastest one is the best estimate for an idle machine"
     )
 
 
@@ -210,8 +211,8 @@ def plan_lines(experiment: Experiment, learners: int, first: FirstSteps | None) 
     training = training_learners(experiment.strategy, learners)
     steps = math.ceil(total / training)
     lines = [
-        f"epoch: {per_epoch} minibatches, {scaled.task.samples_per_epoch:g} samples",
-        f"budget: {total} minibatches = {total / per_epoch:.2f} epochs; {steps} steps for each of {training} "
+        f"epoch: {counted(per_epoch, 'minibatch')}, {scaled.task.samples_per_epoch:g} samples",
+        f"budget: {counted(total, 'minibatch')} = {total / per_epoch:.2f} epochs; {steps} steps for each of {training} "
         f"learner{'s' if training > 1 else ''}{' that train' if training < learners else ''}",
         *cluster_lines(experiment, learners),
     ]

@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from murmur.core.counted import counted
 from murmur.execution.cores import cores_here
 
 Level = Literal["ok", "warn", "bad"]
@@ -125,9 +126,14 @@ def check_imports(installed: Mapping[str, str]) -> HostFinding:
 
 def check_cores(cores: int, threads: int, learners: int) -> HostFinding:
     """Check that each learner of this host has a core; the finding also names PyTorch's threads."""
-    found = f"{cores} cores, {learners} learners here, PyTorch uses {threads} threads in this process"
+    found = (
+        f"{counted(cores, 'core')}, {counted(learners, 'learner')} here, PyTorch uses {counted(threads, 'thread')} in"
+        " this process"
+    )
     if learners > cores:
-        return HostFinding("warn", "cores", found, f"start at most {cores} learners here: more slow each other down")
+        return HostFinding(
+            "warn", "cores", found, f"start at most {counted(cores, 'learner')} here: more slow each other down"
+        )
     return HostFinding("ok", "cores", found)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from murmur.core.counted import counted
 from murmur.core.errors import IncompleteRun, SettingError, user_message
 from murmur.core.facts import training_learners
 from murmur.core.group import PeerLost, WorldMismatch
@@ -89,11 +90,11 @@ def _learn_and_test(
         begins(seat)
         if seat.group.rank == 0 and place.size > 1 and isinstance(world, ProcessWorld) and not seat.late:
             write_launch(request, place)
-        training = training_learners(experiment.strategy, place.size)
-        if seat.group.rank not in (0, place.size - training):  # a server may take no steps
+        number = training_learners(experiment.strategy, place.size)
+        if seat.group.rank not in (0, place.size - number):  # a server may take no steps
             return ()
-        log.info("scaling with %d learners: %s", training, described(scaled.rule, training, scaled.optimizer))
-        return (ProgressLine(scaled.total, training),)
+        log.info("scaling with %s: %s", counted(number, "learner"), described(scaled.rule, number, scaled.optimizer))
+        return (ProgressLine(scaled.total, number),)
 
     try:
         with StopWhenPolled() as asked:

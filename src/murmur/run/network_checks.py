@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from murmur.core.counted import counted
 from murmur.core.group import Group
 from murmur.core.world import Seat
 from murmur.run.host_checks import HostFinding
@@ -39,7 +40,7 @@ async def examine(seat: Seat, mine: Learned) -> list[HostFinding]:
     told = [learned(each) for each in await gather(seat.group, asdict(mine))]
     size = seat.group.size
     hosts = sorted({each.host for each in told})
-    found = [HostFinding("ok", "store", f"{size} learners on {len(hosts)} host{'s' if len(hosts) > 1 else ''} met")]
+    found = [HostFinding("ok", "store", f"{counted(size, 'learner')} on {counted(len(hosts), 'host')} met")]
     for host in hosts:
         own = next((each.findings for each in told if each.host == host and each.findings), ())
         found += [replace(each, what=f"{host}, {each.what}") if len(hosts) > 1 else each for each in own]

@@ -16,6 +16,7 @@ from murmur.core.printable import say
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.engine.experiment import Experiment
 from murmur.engine.task import REPORTS, DescribesModel, Recognises, test_in
+from murmur.execution.told_once import told_once
 from murmur.run.folder.contents import DESCRIPTION, RECOGNISER, refuse_links
 from murmur.run.request import RunRequest
 from murmur.run.saved_model import Initialised, choose, read_into, told_choice
@@ -34,7 +35,8 @@ def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> Non
     averaged = f" (mean of {len(facts['marks'])} evaluation points)" if "marks" in facts else ""
     log.info("testing the %s model%s, held-out loss %.5g", name, averaged, figures.get("loss", math.nan))
     began = time.monotonic()
-    score = test_in(experiment.task, model, request.out / DECODED)
+    with told_once(log.info):
+        score = test_in(experiment.task, model, request.out / DECODED)
     seconds = time.monotonic() - began
     told = told_choice(stem, request.tested, facts)
     shown = [*score.lines[: score.others], *(f"{line}; {told}" for line in score.lines[score.others :])]

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from murmur.core.counted import counted
 from murmur.core.errors import DamagedCheckpoint, SettingError
 from murmur.core.facts import Facts, training_learners
 from murmur.core.group import PeerLost
@@ -23,6 +24,7 @@ from murmur.engine.checkpoints.resume import check_resumable
 from murmur.engine.experiment import Experiment, describe
 from murmur.engine.scaling import described
 from murmur.execution.cores import cores_here
+from murmur.execution.told_once import told_once
 from murmur.run.agreed_folder import FolderMember, MpiChannel, StoreChannel, folder_of_first, opened_for_all
 from murmur.run.commit import commit
 from murmur.run.folder.contents import REQUEST, read_facts
@@ -65,7 +67,8 @@ def train(request: RunRequest, experiment: Experiment) -> int:
         return run_beside_others(request, experiment, place)
     with opened(request.out, request.name, request.resume, request.force) as run:
         request = replace(request, out=run.out, threads=share_threads(request))
-        experiment.task.prepare()
+        with told_once(log.info):
+            experiment.task.prepare()
         check_model(request, experiment)
         if request.resume and is_finished(request, experiment):
             log.info("%s is finished, with its model and score: nothing is computed again", request.out)
@@ -167,10 +170,8 @@ def share_threads(request: RunRequest) -> int:
     threads = request.threads or threads_per_learner(cores, request.learners)
     if threads * request.learners > cores:
         log.warning(
-            "%d learners of %d threads on %d cores: they will slow each other down",
-            request.learners,
-            threads,
-            cores,
+            "%s of %s on %s: they will slow each other down",
+            *(counted(request.learners, "learner"), counted(threads, "thread"), counted(cores, "core")),
         )
     return threads
 
@@ -188,7 +189,7 @@ def run_in_mpi(request: RunRequest, experiment: Experiment) -> int:
     if world.size == 1 or request.learners not in (1, world.size):
         learners = max(2, request.learners)
         raise SettingError(
-            f"MPI has started {world.size} learner{'s' * (world.size > 1)}; their number is the launcher's:"
+            f"MPI has started {counted(world.size, 'learner')}; their number is the launcher's:"
             f" mpiexec -n {learners} murmur train {request.source} --world mpi, without --learners"
         )
     return run_beside_others(request, experiment, world.place, world)
@@ -227,6 +228,7 @@ def run_beside_others(request: RunRequest, experiment: Experiment, place: Place,
 def write_run(request: RunRequest, experiment: Experiment, simulated: Mapping[str, Any] | None = None) -> None:
     """Write run.json, which holds all that is needed to repeat the run, before the first step.
 
+    `records_bytes` is the size of the records of earlier starts.
     `simulated` describes the virtual cluster of a simulated run.
     """
     request = replace(request, learners=learners_of_steps(request, experiment))
@@ -245,6 +247,7 @@ def write_run(request: RunRequest, experiment: Experiment, simulated: Mapping[st
         "versions": versions(("murmur", "torch", "numpy")),
         "commit": commit(),
         "python": sys.version.split()[0],
+        "records_bytes": records.stat().st_size if (records := request.out / "records.jsonl").is_file() else 0,
         **({} if simulated is None else {"simulated": simulated}),
     }
     write_whole(request.out / "run.json", json.dumps(facts, indent=1).encode())

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from murmur.core.counted import counted
 from murmur.speech.corpus.corpus import Corpus, CorpusError, tell_losses
 from murmur.speech.corpus.digits import Digits, digits_folder, make_digits
 from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
@@ -185,7 +186,7 @@ def fsdd_fold(root: Path, number: int) -> SpeechSet:
     known = fsdd_all(root)
     speakers = sorted(set(known.train.speakers.values()), key=str.encode)
     if len(speakers) != FOLDS:
-        raise CorpusError(f"{root} has {len(speakers)} speakers in train and dev, not {FOLDS}")
+        raise CorpusError(f"{root} has {counted(len(speakers), 'speaker')} in train and dev, not {FOLDS}")
     own = speakers[number - 1]
     held_out = known.train.subset(lambda u: u.speaker == own)
     return replace(known, train=known.train.subset(lambda u: u.speaker != own), dev=held_out, test=held_out)
@@ -255,7 +256,9 @@ def splits(root: Path) -> tuple[Corpus, Corpus, Corpus]:
     speakers = sorted(set(train.speakers.values()), key=str.encode)
     held_out = set(speakers[HELD_OUT - 1 :: HELD_OUT])
     if not held_out:
-        raise CorpusError(f"{root} has no data/dev and only {len(speakers)} training speakers: add a dev set")
+        raise CorpusError(
+            f"{root} has no data/dev and only {counted(len(speakers), 'training speaker')}: add a dev set"
+        )
     return train.subset(lambda u: u.speaker not in held_out), train.subset(lambda u: u.speaker in held_out), test
 
 
@@ -269,5 +272,8 @@ def _part(root: Path, part: str) -> Corpus:
 
 def _there(path: Path, root: Path) -> Path:
     if not path.is_file():
-        raise CorpusError(f"{path} is missing: is {root} the folder of the set?")
+        ways = {"lexicon.txt": f"murmur lexicon {root}/data/train --guess espeak --out {path.parent}"}
+        ways["lm.arpa.gz"] = f"murmur lm train {root}/data/train --out {path}"
+        made = f", or make it: {ways[path.name]}" if path.name in ways else ""
+        raise CorpusError(f"{path} is missing: is {root} the folder of the set?{made}")
     return path

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from murmur.core.counted import are, counted, named
 from murmur.core.errors import SettingError
 from murmur.speech.language_model.arpa import read_unigrams
 from murmur.speech.language_model.ngram import END, START, UNKNOWN_NAMES
 from murmur.speech.lexicon.lexicon import read_lexicon
 
 log = logging.getLogger(__name__)
-NAMED = 5  # words in a message
 NOT_SPOKEN = frozenset({START, END, *UNKNOWN_NAMES})
 
 
@@ -32,9 +32,9 @@ def decoding_words(lexicon: Path, model: Path | None) -> list[str]:
     lost = sorted(set(chances) - spoken, key=lambda word: (-chances[word], word.encode()))
     if lost:
         log.warning(
-            "%d of %d words of the language model %s are not in the lexicon and cannot be recognised, such as %s: %.1f "
-            "%% of the probability of its words is lost; upper and lower case count",
-            *(len(lost), len(chances), model.name, _some(lost)),
+            "%d of %s of the language model %s cannot be recognised (the lexicon lacks them): %s; %.1f %% of the"
+            " probability of its words is lost; upper and lower case count",
+            *(len(lost), counted(len(chances), "word"), model.name, named(lost)),
             100 * sum(chances[word] for word in lost) / sum(chances.values()),
         )
     return sorted(spoken.intersection(chances), key=str.encode)
@@ -54,18 +54,15 @@ def check_known(texts: Mapping[str, str], words: Collection[str], name: str) -> 
     counts = Counter(word for text in texts.values() for word in text.split())
     known = set(words)
     missing = Counter({word: count for word, count in counts.items() if word not in known})
+    lost = named([word for word, _ in missing.most_common()])
     if counts and missing.total() == counts.total():
         raise SettingError(
-            f"{name}: none of its {counts.total()} words ({_some([word for word, _ in missing.most_common(NAMED)])}) "
-            f"is in the vocabulary of {len(known)} words ({_some(sorted(known))}): take speech that the grammar is made"
-            " for; upper and lower case count"
+            f"{name}: none of its {counted(counts.total(), 'word')} ({lost}) is in the vocabulary of"
+            f" {counted(len(known), 'word')} ({named(sorted(known))}): take speech that the grammar is made for; upper"
+            " and lower case count"
         )
     if missing:
         log.warning(
-            "%d of %d words of %s are not in the vocabulary, such as %s",
-            *(missing.total(), counts.total(), name, _some([word for word, _ in missing.most_common(NAMED)])),
+            "%d of %s of %s %s not in the vocabulary: %s",
+            *(missing.total(), counted(counts.total(), "word"), name, are(missing.total()), lost),
         )
-
-
-def _some(words: Sequence[str]) -> str:
-    return ", ".join(words[:NAMED])

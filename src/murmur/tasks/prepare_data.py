@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write
 from murmur.core.printable import say
@@ -118,7 +119,8 @@ def tell_store(store: FrameStore) -> None:
     size = sum(path.stat().st_size for path in store.folder.iterdir())
     frames = int(store.lengths.sum())
     say(
-        f"{frames} frames of {store.dims} values, {len(store)} utterances, {len(store.problems)} skipped, "
+        f"{counted(frames, 'frame')} of {counted(store.dims, 'value')}, {counted(len(store), 'utterance')}, "
+        f"{len(store.problems)} skipped, "
         f"{store.storage}, {size / 1e6:.1f} MB"
     )
     if store.problems:

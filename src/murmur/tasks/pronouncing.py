@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from murmur.core.counted import counted, named
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.lexicon.arpabet import ARPABET, PHONES
 from murmur.speech.lexicon.g2p import EspeakGuess, GraphemeGuess, PhoneMap
@@ -83,6 +84,6 @@ def log_words(found: Completed, folder: Path) -> None:
     """Log the guessed words and the refused ones."""
     guessed = sorted({origin.word for origin in found.guessed}, key=str.encode)
     if guessed:
-        log.info("%d words guessed or found in another case, such as %s: %s", len(guessed), guessed[:3], folder)
+        log.info("%s guessed or found in another case (%s): %s", counted(len(guessed), "word"), named(guessed), folder)
     if found.refused:
-        log.warning("%d words have no pronunciation: %s", len(found.refused), found.reasons())
+        log.warning("%s without a pronunciation: %s", counted(len(found.refused), "word"), found.reasons())

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.engine.experiment import ADDED
 from murmur.speech.corpus.atomic_folder import atomic_folder
@@ -109,7 +110,8 @@ class TextVocabulary:
         if not folder.is_dir():
             if absent == "refuse":
                 refuse_to_make(f"the language models of {self.text}", cache)
-            log.info("language models of %d words from %d sentences: %s", len(words), len(sentences), folder)
+            told = counted(len(words), "word"), counted(len(sentences), "sentence")
+            log.info("language models of %s from %s: %s", *told, folder)
             with atomic_folder(folder) as new:
                 for name, estimator in self._estimators().items():
                     write_arpa(estimator.train(sentences, words).model, new / paths[name].name)

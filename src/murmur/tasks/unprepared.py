@@ -12,6 +12,7 @@ from pathlib import Path
 
 import soundfile
 
+from murmur.core.counted import counted
 from murmur.engine.task import Unmade
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus, Utterance
@@ -89,7 +90,7 @@ def systems_to_make(stages: HmmStages, missing: Sequence[str], hours: float, cac
         passes = em.passes * (PASS_SECONDS + GAUSSIAN_SECONDS * em.gaussians)
         tree = 0.0 if isinstance(config, EmConfig) else TREE_SECONDS
         seconds = hours * (passes + ALIGNMENT_SECONDS * len(em.align_passes) + tree) / jobs
-        found.append(Unmade(f"{name} system, {em.passes} passes over {hours:.2f} h", cache, seconds, 1e6))
+        found.append(Unmade(f"{name} system, {counted(em.passes, 'pass')} over {hours:.2f} h", cache, seconds, 1e6))
     return found
 
 

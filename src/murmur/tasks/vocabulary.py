@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.language_model.arpa import read_arpa
@@ -105,8 +106,8 @@ class Vocabulary:
                 refused[word] = "unknown"
         if refused:
             raise SettingError(
-                f"{self.source}: the network's {units.kind}s write {len(refused)} of {len(words)} words in no case: "
-                f"{_listed(refused)}; leave them out, or spell them with units seen in training"
+                f"{self.source}: the network's {units.kind}s write {len(refused)} of {counted(len(words), 'word')} in"
+                f" no case: {_listed(refused)}; leave them out, or spell them with units seen in training"
             )
         found = Completed(tuple(origins), refused)
         _log_origins(found)
@@ -134,7 +135,7 @@ class Vocabulary:
 
     def _without(self, found: Completed, guess: Guess, phones: Collection[str]) -> str:
         """The message about words without a pronunciation, with remedies."""
-        words = f"{len(found.refused)} word{'s' if len(found.refused) > 1 else ''}"
+        words = counted(len(found.refused), "word")
         own = f" nor in {self.lexicon}" if self.lexicon is not None else ""
         known = " ".join(_spoken(phones)[:LISTED])
         lines = f"give lines `word phone phone ...` of them by --lexicon FILE (phones: {known})"
@@ -216,4 +217,4 @@ def _log_origins(found: Completed) -> None:
         if alike:
             shown = [f"{o.word} {' '.join(o.phones)}" for o in alike]
             words = len({origin.word for origin in alike})
-            log.info("%d word%s %s: %s", words, "s" if words > 1 else "", title, _listed(shown))
+            log.info("%s %s: %s", counted(words, "word"), title, _listed(shown))

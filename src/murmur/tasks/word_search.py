@@ -18,9 +18,9 @@ import numpy as np
 from murmur.speech.ctc.criterion import Units
 from murmur.speech.decoding.decode_set import Decoded, Scores, decode_set
 from murmur.speech.decoding.decoder import DecodeOptions
-from murmur.speech.decoding.graph import DecodingGraph
-from murmur.speech.decoding.graph_build import build_graph
-from murmur.speech.decoding.graph_store import ensure_graph
+from murmur.speech.decoding.graph import DecodingGraph, Tell, untold
+from murmur.speech.decoding.graph_build import Build, build_graph, graph_bar, is_large
+from murmur.speech.decoding.graph_store import ensure_graph, graph_is_there
 from murmur.speech.decoding.recogniser import Spans
 from murmur.speech.decoding.tuning import DevelopmentSet, Trial, middle_of_best, tune_acoustic_scale, tune_beam, widened
 from murmur.speech.language_model.grammar import Grammar
@@ -89,8 +89,8 @@ class GraphSources(Protocol):
     def key(self, lang: Lang, grammar: Grammar) -> str:
         """Digest of everything that the graph is made of."""
 
-    def build(self, lang: Lang, grammar: Grammar) -> DecodingGraph:
-        """The decoding graph. The bound method can be pickled."""
+    def build(self, lang: Lang, grammar: Grammar, tell: Tell = untold) -> DecodingGraph:
+        """The decoding graph; each step is told. The bound method can be pickled."""
 
     def spans(self, lang: Lang, columns: np.ndarray, /) -> Spans:
         """Rule that finds the frames of words on a path; `columns` holds the scores' column of each input label."""
@@ -124,29 +124,61 @@ class WordSearch:
 
     @cached_property
     def folder(self) -> Path:
-        """Folder of the decoding graph, which is built if it is missing.
+        """Folder of the decoding graph, which is built if it is missing, with a progress bar.
 
         If the cache cannot be written, as in a run on a read-only file system, the graph is built in a temporary
         folder, which is removed with this search or at the end of the process.
         """
         try:
-            return self._graph_in(self.cache)
+            return self.build()
         except OSError as error:
             if error.errno not in READ_ONLY:
                 raise
             log.info("%s cannot be written (%s): the graph is built in a temporary folder", self.cache, error.strerror)
         scratch = Path(tempfile.mkdtemp(prefix="murmur-graph-"))
         weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
-        return self._graph_in(scratch)
+        return self._build_in(scratch, partial(self._made, scratch))
 
-    def _graph_in(self, cache: Path) -> Path:
-        """Folder of the decoding graph in a folder of graphs."""
-        lang, grammar = self.words
-        key = self.sources.key(lang, grammar)
-        folder = cache / f"graph-{key[:16]}"
-        build = partial(self.sources.build, lang, grammar)
-        ensure_graph(folder, key, lambda: build_graph(build, grammar, cache))
+    def build(self, make: Callable[[], DecodingGraph] | None = None) -> Path:
+        """Build the graph in the cache if it is missing, by `make` if it is given; return its folder."""
+        return self._build_in(self.cache, make or partial(self._made, self.cache))
+
+    def _build_in(self, cache: Path, make: Callable[[], DecodingGraph]) -> Path:
+        folder = self._place_in(cache)
+        ensure_graph(folder, self.key, make)
         return folder
+
+    def _made(self, scratch: Path) -> DecodingGraph:
+        with graph_bar() as tell:
+            return build_graph(self.builds, self.words[1], scratch, tell)
+
+    def _place_in(self, cache: Path) -> Path:
+        return cache / f"graph-{self.key[:16]}"
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of everything that the graph is made of."""
+        return self.sources.key(*self.words)
+
+    @property
+    def place(self) -> Path:
+        """Folder of the graph in the cache, whether it is there or not."""
+        return self._place_in(self.cache)
+
+    @property
+    def is_built(self) -> bool:
+        """True if the cache has the graph."""
+        return graph_is_there(self.place, self.key)
+
+    @property
+    def is_large(self) -> bool:
+        """True if the graph takes long to build."""
+        return is_large(self.words[1])
+
+    @property
+    def builds(self) -> Build:
+        """Function that builds the graph; it can be pickled."""
+        return partial(self.sources.build, *self.words)
 
     @property
     def built(self) -> Path | None:
@@ -162,7 +194,7 @@ class WordSearch:
         scores: Scores,
         options: DecodeOptions,
         kept: Path | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Decoded:
         """The best words of every utterance; results are saved in the folder `kept` as they are made."""
         return decode_set(self.folder, scores, options, self.jobs, progress, kept)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from murmur.core.buffers import Values
+from murmur.core.counted import counted
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner
 from murmur.user_loop.group import JoinedGroup
@@ -90,8 +91,7 @@ class Keeper:
         if before == now:
             return int(state["claims"])
         log.warning(
-            "learner %d resumes the state of one of %d learners, and there are %d now: not the bits of an uninterrupted"
-            " run",
-            *(rank, before, now),
+            "learner %d resumes the state of one of %s, and there are %d now: not the bits of an uninterrupted run",
+            *(rank, counted(before, "learner"), now),
         )
         return minibatches * (rank + 1) // now - minibatches * rank // now

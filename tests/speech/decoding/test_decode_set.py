@@ -46,8 +46,8 @@ def random_scores(folder, utterances=12, frames=40, seed=0):
 def test_results_do_not_depend_on_the_number_of_processes(folder):
     scores = random_scores(folder)
     seen = []
-    alone = decode_set(folder, scores, OPTIONS, progress=seen.append)
-    assert seen == list(range(1, 13))
+    alone = decode_set(folder, scores, OPTIONS, progress=lambda done, known: seen.append((done, known)))
+    assert seen == [(done, 0) for done in range(1, 13)]
     together = decode_set(folder, iter(reversed(scores.items())), OPTIONS, jobs=2)
     assert together.texts == alone.texts
     assert list(together.hypotheses) == sorted(scores)
@@ -219,8 +219,19 @@ def test_what_was_decoded_is_kept_and_not_decoded_again(folder, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_results_of_an_earlier_start_are_told_apart(folder, tmp_path):
+    """A bar leaves them out of its rate."""
+    scores = random_scores(folder, utterances=6)
+    with pytest.raises(KeyboardInterrupt):
+        decode_set(folder, scores, OPTIONS, progress=stop_at(4), kept=tmp_path)
+    seen = []
+    decode_set(folder, scores, OPTIONS, progress=lambda done, known: seen.append((done, known)), kept=tmp_path)
+    assert seen[-1] == (6, 4)
+    assert all(done - known in (1, 2) for done, known in seen)
+
+
 def stop_at(done):
-    def progress(count):
+    def progress(count, _known):
         if count == done:
             raise KeyboardInterrupt
 

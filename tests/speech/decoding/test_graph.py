@@ -18,7 +18,7 @@ from graph_words import unread_words
 from murmur.execution.processes import run_in_workers
 from murmur.speech.decoding import graph_build
 from murmur.speech.decoding.decoder import Decoder
-from murmur.speech.decoding.graph import GraphOptions, build_hclg
+from murmur.speech.decoding.graph import HCLG_STEPS, GraphOptions, build_hclg, untold
 from murmur.speech.decoding.graph_store import (
     DamagedGraphError,
     ensure_graph,
@@ -283,7 +283,8 @@ def test_a_writer_killed_half_way_leaves_no_graph(tmp_path):
     assert load_graph(folder).fst.to_str() == graph.fst.to_str()
 
 
-def fails(_grammar):
+def fails(_grammar, tell):
+    tell("grammar", 0, 1)
     raise ValueError("no such graph")
 
 
@@ -297,18 +298,22 @@ def test_a_large_graph_is_built_in_a_process_of_its_own(tmp_path, monkeypatch):
     save_graph(build_hclg(lang, transitions, grammar), here, "key")
     scratch = tmp_path / "scratch"
     build = partial(build_hclg, lang, transitions, grammar)
-    save_graph(graph_build.build_graph(build, grammar, scratch), apart, "key")
+    steps = []
+    save_graph(graph_build.build_graph(build, grammar, scratch, lambda *step: steps.append(step)), apart, "key")
+    assert [done for _, done, _ in steps] == list(range(HCLG_STEPS))
+    assert {of for _, _, of in steps} == {HCLG_STEPS}
     for file in here.iterdir():
         assert (apart / file.name).read_bytes() == file.read_bytes()
     with pytest.raises(ValueError, match="no such graph"):
-        graph_build.build_graph(partial(fails, grammar), grammar, scratch)
+        graph_build.build_graph(partial(fails, grammar), grammar, scratch, untold)
     assert not list(scratch.iterdir())
 
 
 def large_graph_of_a_worker(folder):
     graph_build.LARGE_STATES = 0
     lang, transitions, grammar = small_system()
-    save_graph(graph_build.build_graph(partial(build_hclg, lang, transitions, grammar), grammar, folder), folder, "key")
+    build = partial(build_hclg, lang, transitions, grammar)
+    save_graph(graph_build.build_graph(build, grammar, folder, untold), folder, "key")
 
 
 @pytest.mark.processes

@@ -105,7 +105,7 @@ def test_a_byte_order_mark_and_ends_of_lines_of_windows(tmp_path):
 
 def test_an_ngram_without_its_prefix_is_refused(tmp_path):
     text = GOOD.replace("ngram 2=2\n", "ngram 2=2\nngram 3=1\n").replace("\\end\\", "\\3-grams:\n-0.1 b a a\n\n\\end\\")
-    with pytest.raises(ValueError, match=r"1 3-gram\(s\) such as 'b a a' lack their first 2 words"):
+    with pytest.raises(ValueError, match=r"has 1 3-gram such as 'b a a' whose first 2 words it lacks"):
         read_arpa(write(tmp_path, text))
 
 

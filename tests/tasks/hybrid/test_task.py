@@ -386,7 +386,7 @@ def test_recordings_of_test_are_checked_before_any_training(kind, tmp_path):
     write_table(tmp_path / "set/lexicon.txt", LEXICON)
     audio.write_bytes(audio.read_bytes()[:4000])
     task = HybridTask(corpus=tmp_path / "set", cache=tmp_path / "cache")
-    with pytest.raises(CorpusError, match=r"^test: 1 of 1 utterances[^\n]*\n.*cut short"):
+    with pytest.raises(CorpusError, match=r"^test: 1 of 1 utterance[^\n]*\n.*cut short"):
         (task if kind == "hybrid" else ChainTask(hybrid=task)).prepare()
 
 

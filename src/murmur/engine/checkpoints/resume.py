@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from murmur.core.counted import counted
 from murmur.core.flat import Layout
 from murmur.core.group import Group
 from murmur.core.plain_files import making_sense, read_json, read_plain
@@ -154,17 +155,18 @@ async def newest_of_all(
 def _say(source: TaskSource, checkpoints: Checkpoints, part: CheckpointPart, position: Position, lost: int) -> None:
     facts, size = part.facts, source.seat.group.size
     log.info(
-        "going on from %s: %d of %d minibatches are behind (epoch %.2f, held-out loss %s); %d are done again",
+        "going on from %s: %d of %s behind (epoch %.2f, held-out loss %s); %d are done again",
         checkpoints.folder / f"{facts['minibatches']:010d}",
         position.done,
-        source.total,
+        counted(source.total, "minibatch"),
         position.done / source.experiment.per_epoch,
         "not known" if facts["best"] is None else f"{facts['best']:.5g} at best",
         max(lost, facts["minibatches"] - position.done),
     )
     if facts["world"] != size:
         log.warning(
-            "it was made by %d learners, there are %d now: not the bits of an uninterrupted run", facts["world"], size
+            "it was made by %s, there are %d now: not the bits of an uninterrupted run",
+            *(counted(facts["world"], "learner"), size),
         )
     if facts["experiment"] != source.experiment.digest():
         changed = list(differences(facts.get("settings"), describe(source.experiment)))

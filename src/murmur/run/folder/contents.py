@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.plain_files import UNREADABLE, read_plain, refuse_link
 from murmur.run.folder.lock import LOCK
@@ -72,7 +73,7 @@ def told(folder: Path) -> str:
     experiment = facts.get("experiment")
     strategy = written(experiment["strategy"]) if isinstance(experiment, Mapping) and "strategy" in experiment else None
     learners = facts.get("learners")
-    count = f"{learners} learner{'' if learners == 1 else 's'}" if isinstance(learners, int) else None
+    count = counted(learners, "learner") if isinstance(learners, int) else None
     started = f"started {facts['started']}" if "started" in facts else f"without a readable {RUN}"
     source = facts.get("source")
     parts = [source, strategy, count, str(state_of(folder)), started]

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from murmur.core.counted import counted
 from murmur.speech.corpus.left_out import left_out
 
 log = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ def check_losses(kept: int, problems: Iterable[Problem], lost_at_most: float = L
         return
     listing = "".join(f"\n  {p}" for p in found[:8]) + (f"\n  and {len(found) - 8} more" if len(found) > 8 else "")
     raise CorpusError(
-        f"{lost} of {kept + lost} utterances cannot be used, more than {100 * lost_at_most:g} % "
+        f"{lost} of {counted(kept + lost, 'utterance')} cannot be used, more than {100 * lost_at_most:g} % "
         f"(mend or remove them):{listing}"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-NAMED = 3
+from murmur.core.counted import NAMED, are, counted
 
 
 def left_out(kind: str, reasons: Sequence[tuple[str, str]], of: int | None = None) -> str:
@@ -17,8 +17,7 @@ def left_out(kind: str, reasons: Sequence[tuple[str, str]], of: int | None = Non
         of: number of all of them, with those left out.
     """
     count = len(reasons)
-    total = "" if of is None else f" of {of}"
-    many = kind if (count if of is None else of) == 1 else f"{kind}s"
+    total = counted(count, kind) if of is None else f"{count} of {counted(of, kind)}"
     groups = [(why, [name for name, _ in own]) for why, own in groupby(reasons[:NAMED], lambda each: each[1])]
     if len({why for _, why in reasons}) == 1:
         more = f" and {count - NAMED} more" if count > NAMED else ""
@@ -26,4 +25,4 @@ def left_out(kind: str, reasons: Sequence[tuple[str, str]], of: int | None = Non
     else:
         more = f"; and {count - NAMED} more" if count > NAMED else ""
         named = "; ".join(f"{', '.join(names)}: {why}" for why, names in groups) + more
-    return f"{count}{total} {many} {'is' if count == 1 else 'are'} left out: {named}"
+    return f"{total} {are(count)} left out: {named}"

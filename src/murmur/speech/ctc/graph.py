@@ -12,12 +12,14 @@ from collections.abc import Sequence
 import kaldifst
 import numpy as np
 
-from murmur.speech.decoding.graph import DecodingGraph, finished_graph, lexicon_and_grammar
+from murmur.speech.decoding.graph import DecodingGraph, Tell, finished_graph, lexicon_and_grammar, untold
 from murmur.speech.language_model.grammar import Grammar
 from murmur.speech.lexicon.lexicon import BACKOFF, Lang
 
 
-def build_ctc_graph(lang: Lang, tokens: Sequence[str], grammar: Grammar, separator: str | None = None) -> DecodingGraph:
+def build_ctc_graph(
+    lang: Lang, tokens: Sequence[str], grammar: Grammar, separator: str | None = None, tell: Tell = untold
+) -> DecodingGraph:
     """The graph of a lexicon whose phones are tokens of a CTC model, and a grammar over the same word labels.
 
     `tokens` names the columns of the model's output, the blank first. `separator` is the token between two words (a
@@ -34,7 +36,9 @@ def build_ctc_graph(lang: Lang, tokens: Sequence[str], grammar: Grammar, separat
     if missing:
         raise ValueError(f"the lexicon uses {missing[:10]}, which are not tokens of the model: {list(tokens[1:])[:40]}")
     lexicon = _lexicon(lang, label_of, separator)
+    tell("lexicon and grammar", 0, 2)
     lg = lexicon_and_grammar(lexicon, grammar)
+    tell("tokens", 1, 2)
     graph = kaldifst.compose(_topology(len(tokens), lang.num_disambig + 1), lg)
     kaldifst.connect(graph)
     return finished_graph(graph, lang, grammar, np.arange(len(tokens), dtype=np.int32), len(tokens))

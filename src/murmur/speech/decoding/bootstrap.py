@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from murmur.core.counted import counted
 from murmur.speech.decoding.error_rate import ErrorRate, score_by_group, shown, total_of
 
 _DRAWS_AT_ONCE = 4_000_000  # entries of one block of multiplicities: 32 MB
@@ -96,7 +97,7 @@ def _units(scores: Mapping[str, ErrorRate], group_of: Mapping[str, str] | None) 
     errors_S = np.array([rate.errors for rate in rates.values()], dtype=np.int64)
     tokens_S = np.array([rate.tokens for rate in rates.values()], dtype=np.int64)
     if tokens_S.sum() == 0:
-        raise ValueError(f"no reference tokens in {len(scores)} utterances: an interval needs scored transcripts")
+        raise ValueError(f"no reference tokens in {counted(len(scores), 'utterance')}: an interval needs transcripts")
     return errors_S, tokens_S
 
 

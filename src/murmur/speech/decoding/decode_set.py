@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.core.counted import counted, named
 from murmur.execution.workers import Worker, WorkerDied, end_workers, start_worker, wait_for_reason
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder, Hypothesis
 from murmur.speech.decoding.graph_store import StoredGraph
@@ -64,12 +65,13 @@ class Decoded:
         """One line: number of utterances, speed, and the names of empty or partial ones."""
         seconds = self.frames / frames_per_second
         line = (
-            f"{len(self.lists)} utterances, {seconds:.1f} s of audio in {self.search_seconds:.1f} s of one core "
-            f"(real-time factor {self.real_time_factor(frames_per_second):.3f}), {self.wall_seconds:.1f} s on the clock"
+            f"{counted(len(self.lists), 'utterance')}, {seconds:.1f} s of audio in {self.search_seconds:.1f} s of one"
+            f" core (real-time factor {self.real_time_factor(frames_per_second):.3f}), {self.wall_seconds:.1f} s on the"
+            " clock"
         )
         for title, names in (("empty", self.empty), ("partial", self.partial)):
             if names:
-                line += f"; {len(names)} {title}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+                line += f"; {len(names)} {title}: {named(names)}"
         return line
 
 
@@ -93,15 +95,15 @@ def decode_set(
     scores: Scores,
     options: DecodeOptions | None = None,
     jobs: int = 1,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     kept: Path | None = None,
 ) -> Decoded:
     """Decode utterances with the graph stored in `graph_folder` (see graph_store).
 
     `scores` maps utterances to (T, C) score matrices, or yields such pairs, which are taken a few at a time so that a
     generator may compute them. With `jobs` > 1, that many processes each read the graph once; results do not depend on
-    `jobs`. `progress(done)` is called after each utterance. Each result is written at once to the folder `kept`, which
-    several calls may share, and results found there are not decoded again.
+    `jobs`. Each result is written at once to the folder `kept`, which several calls may share, and results found there
+    are not decoded again. `progress(done, known)` is called after each utterance; `known` of those done were found.
 
     Raises:
         FileNotFoundError, DamagedGraphError: no usable graph.
@@ -115,14 +117,15 @@ def decode_set(
     begin = time.perf_counter()
     search = partial(_searched, graph, options, jobs)
     found: dict[str, Result] = {}
-    decoding = search(pairs) if kept is None else _kept(search, pairs, KeptResults(kept, graph.key, options))
+    already = None if kept is None else KeptResults(kept, graph.key, options)
+    decoding = search(pairs) if already is None else _kept(search, pairs, already)
     with closing(decoding) as results:  # after an error no process continues
         for result in results:
             if result.name in found:
                 raise ValueError(f"utterance {result.name} was given twice: names must be unique")
             found[result.name] = result
             if progress is not None:
-                progress(len(found))
+                progress(len(found), 0 if already is None else already.told)
     return _collected(found, time.perf_counter() - begin)
 
 
@@ -145,9 +148,14 @@ def _kept(
         for result in results:
             kept.add(result)
             yield result
-            while known:
-                yield known.pop()
-    yield from known
+            yield from _told(known, kept)
+    yield from _told(known, kept)
+
+
+def _told(known: list[Result], kept: KeptResults) -> Iterator[Result]:
+    while known:
+        kept.told += 1
+        yield known.pop()
 
 
 def _collected(found: Mapping[str, Result], wall_seconds: float) -> Decoded:

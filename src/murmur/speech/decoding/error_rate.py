@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["word", "char"]
+from murmur.core.counted import counted, named
 
-_NAMES_SHOWN = 5
+Unit = Literal["word", "char"]
 
 
 @dataclass(frozen=True)
@@ -73,5 +73,4 @@ def total_of(rates: Iterable[ErrorRate], unit: Unit = "word") -> ErrorRate:
 
 def shown(names: list[str]) -> str:
     """Number of utterances and the first few of their names, for a message."""
-    more = ", ..." if len(names) > _NAMES_SHOWN else ""
-    return f"{len(names)} utterance(s): {', '.join(names[:_NAMES_SHOWN])}{more}"
+    return f"{counted(len(names), 'utterance')}: {named(names)}"

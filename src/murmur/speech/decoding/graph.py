@@ -7,17 +7,25 @@ symbols removed, minimised, self-loops added.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import kaldi_hmm_gmm as khg
 import kaldifst
 import numpy as np
 
+from murmur.core.counted import counted
 from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.language_model.grammar import Grammar
 from murmur.speech.lexicon.lexicon import Lang
 from murmur.speech.lexicon.lexicon_fst import decoding_lexicon
+
+Tell = Callable[[str, int, int], None]  # told each step of a construction: its name, steps done, steps in all
+HCLG_STEPS = 6
+
+
+def untold(_step: str, _done: int, _steps: int) -> None:
+    """Take a step of a construction that is not shown."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,19 @@ class GraphFacts:
     removed_words: int
     unreachable_words: int
 
+    @property
+    def told(self) -> str:
+        """Size, and the words that cannot be recognised."""
+        lost = [
+            f"{counted(count, 'word')} of the {where}"
+            for count, where in (
+                (self.removed_words, "language model not in the lexicon"),
+                (self.unreachable_words, "lexicon not in the grammar"),
+            )
+            if count
+        ]
+        return "; ".join([f"{counted(self.states, 'state')}, {counted(self.arcs, 'arc')}", *lost])
+
 
 @dataclass(frozen=True, eq=False)
 class DecodingGraph:
@@ -68,7 +89,7 @@ class DecodingGraph:
 
 
 def build_hclg(
-    lang: Lang, transitions: Transitions, grammar: Grammar, options: GraphOptions | None = None
+    lang: Lang, transitions: Transitions, grammar: Grammar, options: GraphOptions | None = None, tell: Tell = untold
 ) -> DecodingGraph:
     """HCLG of a lexicon, a grammar over the same word labels, and a transition model with its decision tree.
 
@@ -77,7 +98,9 @@ def build_hclg(
     """
     options = options or GraphOptions()
     _check_phones(lang, transitions)
+    tell("lexicon and grammar", 0, HCLG_STEPS)
     lg = lexicon_and_grammar(decoding_lexicon(lang), grammar)
+    tell("contexts", 1, HCLG_STEPS)
     clg, contexts = kaldifst.compose_context(
         disambig_syms=lang.disambig,
         context_width=transitions.tree.context_width,
@@ -92,20 +115,31 @@ def build_hclg(
         trans_model=transitions.library,
         config=khg.HTransducerConfig(transition_scale=options.transition_scale),
     )
+    tell("states", 2, HCLG_STEPS)
     hclg = kaldifst.compose(h, clg)
     del h, clg
+    hclg = _with_self_loops(hclg, disambig, transitions, options, tell)
+    columns = np.array(transitions.pdf_of[1:], dtype=np.int32)
+    return finished_graph(hclg, lang, grammar, columns, int(columns.max()) + 1)
+
+
+def _with_self_loops(
+    hclg: kaldifst.StdVectorFst, disambig: Sequence[int], transitions: Transitions, options: GraphOptions, tell: Tell
+) -> kaldifst.StdVectorFst:
+    """H o CLG determinised, without disambiguation labels, minimised, with self-loops."""
+    tell("determinising", 3, HCLG_STEPS)
     _determinize(hclg, "H o CLG")
     _relabel_as_epsilon(hclg, disambig)
+    tell("minimising", 4, HCLG_STEPS)
     kaldifst.minimize_encoded(hclg)
-    hclg = khg.add_self_loops(
+    tell("self-loops", 5, HCLG_STEPS)
+    return khg.add_self_loops(
         self_loop_scale=options.self_loop_scale,
         disambig_syms=[],
         reorder=True,
         trans_model=transitions.library,
         ifst=hclg,
     )
-    columns = np.array(transitions.pdf_of[1:], dtype=np.int32)
-    return finished_graph(hclg, lang, grammar, columns, int(columns.max()) + 1)
 
 
 def lexicon_and_grammar(lexicon: kaldifst.StdVectorFst, grammar: Grammar) -> kaldifst.StdVectorFst:

@@ -22,6 +22,7 @@ import kaldifst
 import numpy as np
 
 from murmur.core.plain_files import UNREADABLE, plain_file, refuse_link
+from murmur.execution.library_lines import library_lines_kept
 from murmur.speech.decoding.graph import DecodingGraph, GraphFacts, GraphOptions
 from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.language_model.grammar import Grammar
@@ -131,12 +132,13 @@ class StoredGraph:
     def read(self) -> DecodingGraph:
         """The graph itself."""
         # For a missing or damaged file, the library prints a line on stderr and returns None.
-        try:
-            fst = kaldifst.StdVectorFst.read(str(self.folder / "graph.fst"))
-        except (MemoryError, ValueError):
-            fst = None  # a number of states that exceeds all memory
-        if fst is None:
-            raise DamagedGraphError(f"{self.folder / 'graph.fst'} is missing or no OpenFst file: build it again")
+        with library_lines_kept():
+            try:
+                fst = kaldifst.StdVectorFst.read(str(self.folder / "graph.fst"))
+            except (MemoryError, ValueError):
+                fst = None  # a number of states that exceeds all memory
+            if fst is None:
+                raise DamagedGraphError(f"{self.folder / 'graph.fst'} is missing or no OpenFst file: build it again")
         return DecodingGraph(fst, self.words, np.array(self.columns, dtype=np.int32), self.num_columns, self.facts)
 
 
@@ -150,19 +152,20 @@ def ensure_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> 
 
     Of several processes that need the same graph, one builds it and the others wait.
     """
-    if _is_there(folder, key):
+    if graph_is_there(folder, key):
         return None
     with _alone(folder):
-        if _is_there(folder, key):  # built in the meantime
+        if graph_is_there(folder, key):  # built in the meantime
             return None
         log.info("graph %s: building", folder.name)
         graph = build()
-        log.info("graph %s: %s", folder.name, graph.facts)
+        log.info("graph %s: %s", folder.name, graph.facts.told)
         save_graph(graph, folder, key)
         return graph
 
 
-def _is_there(folder: Path, key: str) -> bool:
+def graph_is_there(folder: Path, key: str) -> bool:
+    """True if a folder holds a complete graph with this key."""
     try:
         return StoredGraph.of(folder).key == key
     except FileNotFoundError:

@@ -46,6 +46,7 @@ class KeptResults:
         self._known: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, str] = {}
         self._synced = time.monotonic()
+        self.told = 0  # results of an earlier start that the caller has had
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import kaldialign
 
+from murmur.core.counted import counted
 from murmur.speech.decoding.error_rate import ErrorRate, Unit, score_by_group, shown, total_of
 
 __all__ = [
@@ -67,7 +68,7 @@ def score(references: Mapping[str, str], hypotheses: Mapping[str, str], unit: Un
     """
     total = total_of(score_utterances(references, hypotheses, unit).values(), unit)
     if total.tokens == 0:
-        raise ValueError(f"no reference {unit}s in {len(references)} utterances: an error rate needs transcripts")
+        raise ValueError(f"no reference {unit}s in {counted(len(references), 'utterance')}: it needs transcripts")
     return total
 
 

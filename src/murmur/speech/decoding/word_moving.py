@@ -16,6 +16,8 @@ from typing import NamedTuple
 import kaldifst
 import numpy as np
 
+from murmur.core.counted import counted
+
 NOT_READ = 1  # input labels up to this one (epsilon, the blank) carry no word for sherpa-onnx
 MOST_WAITING = 8  # words waiting for an arc at the same time: no path of a lexicon needs more
 
@@ -154,7 +156,7 @@ def move_words(fst: kaldifst.StdVectorFst) -> Moved:
     unread = graph.unread()
     loops = [a for a in map(graph.arc, unread) if a.source == a.target]
     if loops:
-        raise ValueError(f"{len(loops)} words sit on loops that read no frame, such as label {loops[0].olabel}")
+        raise ValueError(f"{counted(len(loops), 'word')} on loops that read no frame, such as label {loops[0].olabel}")
     ways = _Ways(graph)
     backwards = [n for n in unread if ways.backwards(graph.arc(n))]
     before = _Before(graph)
@@ -271,7 +273,7 @@ class _After:
             return state
         if (state, words) not in self.copies:
             if len(words) > MOST_WAITING:
-                raise ValueError(f"{len(words)} words follow each other without a frame between: labels {words}")
+                raise ValueError(f"words without a frame between them: labels {words}")
             self.copies[state, words] = self.graph.add_copy(state)
             self.to_leave.append((state, words))
         return self.copies[state, words]

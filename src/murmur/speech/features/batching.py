@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from murmur.core.counted import counted
 from murmur.speech.features.permutation import Permutation
 
 BLOCK = 2  # minibatches of similar length that exchange utterances
@@ -39,7 +40,9 @@ class UtteranceBatches:
 
     def __post_init__(self) -> None:
         if not self.frames or self.size < 1:
-            raise ValueError(f"need utterances and size >= 1, got {len(self.frames)} utterances and size {self.size}")
+            raise ValueError(
+                f"need utterances and size >= 1, got {counted(len(self.frames), 'utterance')} and size {self.size}"
+            )
 
     @property
     def per_epoch(self) -> int:

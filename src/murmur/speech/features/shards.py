@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.core.counted import counted
 from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance, losses, tell_losses
 from murmur.speech.corpus.file_errors import making_sense_of, naming, read_object
@@ -102,7 +103,8 @@ class FeatureStore(Mapping[str, np.ndarray]):
         """Hours, utterances, speakers, and a line about utterances left out."""
         speakers = len(set(self.corpus.speakers.values()))
         lines = [
-            f"{self.hours:.3f} h, {len(self)} utterances, {speakers} speakers, {len(self.corpus.problems)} skipped"
+            f"{self.hours:.3f} h, {counted(len(self), 'utterance')}, {counted(speakers, 'speaker')}, "
+            f"{len(self.corpus.problems)} skipped"
         ]
         return "\n".join(lines + ([losses(self.corpus.problems, len(self))] if self.corpus.problems else []))
 

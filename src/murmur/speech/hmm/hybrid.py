@@ -131,5 +131,8 @@ def frame_figures(
             right += int((logits_TC.argmax(-1) == labels_T).sum())
             count += len(labels_T)
     if not count:
-        raise ValueError("no aligned utterance to evaluate on: give alignments of held-out speech")
+        raise ValueError(
+            "no aligned utterance to evaluate on: every held-out utterance is too short, or has words that the lexicon"
+            " lacks (murmur lexicon makes pronunciations, or task.guess): add speech or words"
+        )
     return {"loss": total / count, "accuracy": right / count}

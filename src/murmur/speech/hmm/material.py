@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from murmur.core.counted import counted
 from murmur.speech.hmm.topology import shortest_words
 from murmur.speech.lexicon.lexicon import Lang
 
@@ -80,6 +81,6 @@ def refuse_losses(lost: Mapping[str, str], total: int, max_lost: float = MAX_LOS
     if len(lost) > max_lost * total:
         named = "; ".join(f"{u} {reason}" for u, reason in sorted(lost.items())[:10])
         raise ValueError(
-            f"{len(lost)} of {total} utterances cannot be used, more than {100 * max_lost:g} %: {named}"
+            f"{len(lost)} of {counted(total, 'utterance')} cannot be used, more than {100 * max_lost:g} %: {named}"
             f"{'; ...' if len(lost) > 10 else ''}. Repair the data, or leave these utterances out"
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from murmur.core.counted import are, counted
 from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
 from murmur.speech.hmm.fmllr import (
     FmllrStats,
@@ -97,9 +98,9 @@ def estimate_transforms(
     found = {s: _estimated(s, stats, present.get(s), config.min_frames) for s, stats in sorted(totals.items())}
     if totals and not of_adapted(found):
         log.warning(
-            "none of %d speakers is adapted to: each has fewer than %g frames of speech (fmllr.min_frames); utterances"
-            " whose speaker is not given count as speakers of their own",
-            *(len(totals), config.min_frames),
+            "%s not adapted to: fewer than %g frames of speech each (fmllr.min_frames); utterances whose speaker is not"
+            " given count as speakers of their own",
+            *(f"{counted(len(totals), 'speaker')} {are(len(totals))}", config.min_frames),
         )
     workers.map(use_transforms, {**present, **found})
     return found
@@ -178,7 +179,8 @@ def transforms_from_paths(
         block.tids = {u: whole[u] for u in block.feats}
     with Workers(blocks, jobs) as workers:
         found = estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
-        found = estimate_transforms(workers, pair.adapted, pair.adapted, config, found)
+        if of_adapted(found):
+            found = estimate_transforms(workers, pair.adapted, pair.adapted, config, found)
     return of_adapted(found)
 
 

@@ -18,6 +18,7 @@ from typing import IO, Literal, NamedTuple, cast
 
 import numpy as np
 
+from murmur.core.counted import counted
 from murmur.speech.corpus.file_errors import UTF_16
 from murmur.speech.corpus.text_lines import is_gzip
 from murmur.speech.language_model.ngram import Grams, NgramModel
@@ -149,7 +150,9 @@ def _read_section(lines: _Lines, n: int, count: int, number_of: dict[bytes, int]
     for k in range(count):
         fields = lines.next(f"{count} {n}-grams").split()
         if len(fields) not in (n + 1, n + 2):
-            raise lines.error(f"expected a log-probability, {n} word(s) and perhaps a back-off weight ({count} lines)")
+            raise lines.error(
+                f"expected a log-probability, {counted(n, 'word')} and perhaps a back-off weight ({count} lines)"
+            )
         if n == 1 and number_of.setdefault(fields[1], k) != k:
             raise lines.error(f"unigram {_shown(fields[1])} repeats")
         try:
@@ -178,8 +181,8 @@ def _sorted_grams(path: Path, model: NgramModel, section: _Section) -> Grams:
     if len(lacking):
         text = " ".join(model.words[i] for i in ids_KN[lacking[0]])
         raise ValueError(
-            f"{path}: {len(lacking)} {n}-gram(s) such as {text!r} lack their first {n - 1} words as an {n - 1}-gram, "
-            "which must hold their back-off weight"
+            f"{path} has {counted(len(lacking), f'{n}-gram')} such as {text!r} whose first"
+            f" {counted(n - 1, 'word')} it lacks as an {n - 1}-gram, which must hold the back-off weight"
         )
     key_K = prefix_K * len(model.words) + ids_KN[:, -1]
     order_K = np.argsort(key_K, kind="stable")

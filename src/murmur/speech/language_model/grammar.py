@@ -16,6 +16,8 @@ from pathlib import Path
 import kaldifst
 import kaldilm
 
+from murmur.core.counted import counted, named
+from murmur.execution.library_lines import library_lines_kept
 from murmur.speech.language_model.acceptor import Acceptor
 from murmur.speech.language_model.arpa import write_arpa
 from murmur.speech.language_model.ngram import END, START, NgramModel
@@ -78,21 +80,22 @@ def ngram_grammar(lang: Lang, model: NgramModel) -> Grammar:
     kept, removed = model.restricted(sayable)
     if not sayable.intersection(kept.words):
         raise ValueError(
-            f"none of the {len(model.words)} words of the language model is in the lexicon ({len(sayable)} words, such "
-            f"as {sorted(sayable)[:3]}): is one of them in lower case?"
+            f"none of the {counted(len(model.words), 'word')} of the language model is in the lexicon"
+            f" ({counted(len(sayable), 'word')}: {named(sorted(sayable))}): is one of them in lower case?"
         )
     with tempfile.TemporaryDirectory(prefix="murmur-grammar-") as folder:
         arpa, symbols = Path(folder, "kept.arpa"), Path(folder, "words.txt")
         # kaldilm ends the process on a bad table or a word outside it, so both files are written here.
         write_arpa(kept, arpa)
         write_symbols(lang.words, symbols)
-        text = kaldilm.arpa2fst(
-            input_arpa=str(arpa),
-            disambig_symbol=BACKOFF,
-            read_symbol_table=str(symbols),
-            max_order=kept.order,
-            max_arpa_warnings=0,
-        )
+        with library_lines_kept():
+            text = kaldilm.arpa2fst(
+                input_arpa=str(arpa),
+                disambig_symbol=BACKOFF,
+                read_symbol_table=str(symbols),
+                max_order=kept.order,
+                max_arpa_warnings=0,
+            )
     fst = _compiled(text)
     digest = _digest(text, lang)
     return Grammar(fst, tuple(removed), tuple(sorted(sayable.difference(kept.words))), digest)

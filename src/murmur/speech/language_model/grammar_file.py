@@ -8,6 +8,7 @@ import unicodedata
 import zlib
 from pathlib import Path
 
+from murmur.core.counted import counted
 from murmur.speech.corpus.text_lines import columns, is_gzip, text_lines
 from murmur.speech.language_model.acceptor import Acceptor, Arc, acceptor_of_rules, deterministic
 from murmur.speech.language_model.jsgf import HEADER, read_jsgf
@@ -62,8 +63,8 @@ def read_words(path: Path) -> tuple[str, ...]:
             continue
         if len(fields) > 1:
             raise ValueError(
-                f"{path}:{number}: {len(fields)} words on a line: a word list has one a line; for phrases write a "
-                "grammar (--grammar)"
+                f"{path}:{number}: {counted(len(fields), 'word')} on a line: a word list has one a line; for phrases"
+                " write a grammar (--grammar)"
             )
         found.add(_checked(fields[0], path, number))
     if not found:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from murmur.core.counted import are, counted, named
 from murmur.speech.language_model.ngram import END, START, UNKNOWN_NAMES, Grams, NgramModel
 
 UNKNOWN = "<unk>"
@@ -119,7 +120,8 @@ def _numbered(sentences: Iterable[str], vocabulary: Iterable[str] | None, unknow
     missing = seen - given - set(marks)
     if missing and unknown is None:
         raise ValueError(
-            f"{len(missing)} words of the text are outside the closed vocabulary, such as {sorted(missing)[:5]}: "
+            f"{counted(len(missing), 'word')} of the text {are(len(missing))} outside the closed vocabulary"
+            f" ({named(sorted(missing))}): "
             "name an unknown word, or drop those sentences"
         )
     words = (*marks, *sorted(given - set(marks)))

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from murmur.core.counted import counted
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.text_lines import columns, text_lines
 
@@ -63,9 +64,9 @@ def read_lines(path: Path, known: Collection[str] = ()) -> list[Line]:
     if changed:
         first = f"{changed[0].word} {' '.join(changed[0].columns)}"
         log.warning(
-            "%s: output symbols and probabilities of %d of %d lines are not used, such as %r: all pronunciations of a"
+            "%s: output symbols and probabilities of %d of %s are not used, such as %r: all pronunciations of a"
             " word are equally probable",
-            *(path, len(changed), len(lines), first),
+            *(path, len(changed), counted(len(lines), "line"), first),
         )
     return found
 

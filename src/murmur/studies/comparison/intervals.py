@@ -30,7 +30,7 @@ def paired(first: Iterable[float], second: Iterable[float], level: float = 0.95)
     """
     logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
     if len(logs) < 2:
-        raise ValueError(f"{len(logs)} pair(s) have no spread: an interval over seeds needs at least two")
+        raise ValueError("a single pair has no spread: an interval over seeds needs at least two")
     mean = statistics.mean(logs)
     table = STUDENT[level]
     reach = table[min(len(logs) - 2, len(table) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))

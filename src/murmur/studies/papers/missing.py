@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from murmur.execution.processes import run_following
+from murmur.execution.processes import bar_of, run_following
 from murmur.studies.comparison.rows import Row
 from murmur.studies.papers.cell import StudyCell, StudyMaterial
 from murmur.studies.papers.run import stack, stack_file, trained
@@ -112,4 +112,4 @@ def _made_here(
 def bar(console: Console) -> Progress:
     """Return the progress bar of the studies: runs that are done, and the time left."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console)
+    return bar_of(*columns, console=console)

@@ -43,6 +43,7 @@ from murmur.tasks.acoustic_model import AcousticModel, training_statistics
 from murmur.tasks.chain.criterion import ChainMmi
 from murmur.tasks.chain.data import ChainData, Utterances, chain_states
 from murmur.tasks.data_digest import digest_of, rows_of
+from murmur.tasks.graphs_beside import graphs_beside
 from murmur.tasks.hybrid.config import Decoding, Search
 from murmur.tasks.hybrid.decode import DecodeHalf, System
 from murmur.tasks.hybrid.graphs import CHAIN_SCALES, HmmSources
@@ -179,11 +180,13 @@ class ChainTask:
         return features_to_make(parts, self._half.network_front(parts["train"]), task.cache, "features")
 
     def prepare(self) -> ChainData:
-        """Make features, alignments and numerators."""
+        """Make features, alignments, numerators and the search graph."""
         with settings_under("task.hybrid"):
             self._hybrid.check_words()
         self._half.check_test()
-        return self.data
+        _ = self._states  # the Gaussian systems, which the graph is made from
+        with graphs_beside([self._words]):
+            return self.data
 
     @cached_property
     def data(self) -> ChainData:

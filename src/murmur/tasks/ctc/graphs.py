@@ -15,11 +15,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.ctc import criterion as ctc
 from murmur.speech.ctc.graph import build_ctc_graph
-from murmur.speech.decoding.graph import DecodingGraph
+from murmur.speech.decoding.graph import DecodingGraph, Tell, untold
 from murmur.speech.decoding.graph_store import graph_key
 from murmur.speech.decoding.recogniser import UnitSpans
 from murmur.speech.language_model.arpa import read_arpa
@@ -109,9 +111,9 @@ class CtcSources:
         content = json.dumps([FORMAT, graph_key(lang, grammar), self._tokens, self._separator]).encode()
         return hashlib.sha256(content).hexdigest()
 
-    def build(self, lang: Lang, grammar: Grammar) -> DecodingGraph:
+    def build(self, lang: Lang, grammar: Grammar, tell: Tell = untold) -> DecodingGraph:
         """Graph of the units."""
-        return build_ctc_graph(lang, self._tokens, grammar, self._separator)
+        return build_ctc_graph(lang, self._tokens, grammar, self._separator, tell)
 
     def spans(self, lang: Lang, columns: np.ndarray, /) -> UnitSpans:
         """Rule that finds the units of each word on a path."""
@@ -183,7 +185,9 @@ class CtcSources:
         words = self.train_words if model is None else {word for word in model.words if not is_mark(word)}
         written = [word for word in words if writable(self.units, word)]
         if len(written) < len(words):
-            log.warning("%d words of the grammar need units that the network lacks", len(words) - len(written))
+            lost = sorted(set(words).difference(written), key=str.encode)
+            why = "they are of the grammar and need units that the network lacks"
+            log.warning("%s", left_out("word", [(word, why) for word in lost], len(words)))
         if not written:
-            raise CorpusError(f"the network's units can write none of the {len(words)} words of the grammar")
+            raise CorpusError(f"the network's units can write none of the {counted(len(words), 'word')} of the grammar")
         return [(word, tuple(ctc.pieces(word, self.units.kind))) for word in sorted(written, key=str.encode)]

@@ -40,6 +40,7 @@ from murmur.tasks.ctc.decode import GREEDY, CtcDecoding
 from murmur.tasks.ctc.graphs import CtcSources, units_digest
 from murmur.tasks.ctc.output import graph_score, greedy_rates, greedy_score, outputs
 from murmur.tasks.data_digest import digest_of
+from murmur.tasks.graphs_beside import graphs_beside
 from murmur.tasks.hybrid.config import LOOP, ONE_WORD
 from murmur.tasks.prepared import Absent, refuse_to_make
 from murmur.tasks.pronouncing import Guess
@@ -163,7 +164,11 @@ class CtcTask:
 
     def prepare(self) -> Data:
         """Synthesise and analyse what is not cached yet; call it once before several learners start."""
-        return self.data
+        data = self.data
+        if self.decoding.grammar != GREEDY:
+            with graphs_beside([self._words]):
+                pass
+        return data
 
     @cached_property
     def data(self) -> Data:

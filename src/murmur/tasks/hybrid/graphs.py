@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from murmur.core.errors import SettingError
-from murmur.speech.decoding.graph import DecodingGraph, GraphOptions, build_hclg
+from murmur.speech.decoding.graph import DecodingGraph, GraphOptions, Tell, build_hclg, untold
 from murmur.speech.decoding.graph_store import graph_key, outputs_key
 from murmur.speech.decoding.recogniser import PhoneSpans
 from murmur.speech.decoding.word_times import WordTimer
@@ -120,9 +120,9 @@ class HmmSources:
         """Digest of everything that the graph is made of."""
         return graph_key(lang, grammar, self.states.transitions, self._options)
 
-    def build(self, lang: Lang, grammar: Grammar) -> DecodingGraph:
+    def build(self, lang: Lang, grammar: Grammar, tell: Tell = untold) -> DecodingGraph:
         """HCLG."""
-        return build_hclg(lang, self.states.transitions, grammar, self._options)
+        return build_hclg(lang, self.states.transitions, grammar, self._options, tell)
 
     def spans(self, lang: Lang, _columns: np.ndarray, /) -> PhoneSpans:
         """Rule that divides the phones of a path among the words."""

@@ -17,9 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.core.counted import counted
 from murmur.engine.task import Unmade
 from murmur.execution.cores import cores_here
 from murmur.speech.corpus.corpus import Corpus, CorpusError
+from murmur.speech.corpus.left_out import left_out
 from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, ReadyAtSpeed, digest, sample_rate_hz
 from murmur.speech.features.cepstral_warp import MelCepstra
 from murmur.speech.features.derivatives import all_with_derivatives
@@ -420,8 +422,8 @@ class HmmHalf:
             adaptation = Adaptation(trained.unadapted, trained.transforms, self._sat_config.decoding)
         save_alignments(trained.model, trained.tids, files[1])
         save_model(trained.model, files[0])
-        for utterance, reason in sorted(trained.lost.items()):
-            log.warning("%s: utterance %s %s", name, utterance, reason)
+        if trained.lost:
+            log.warning("%s: %s", name, left_out("utterance", sorted(trained.lost.items())))
         return Stage(name, trained.model, trained.tids, key, adaptation)
 
     def _read(self, name: str, key: str, files: tuple[Path, ...]) -> Stage:
@@ -435,14 +437,10 @@ class HmmHalf:
 def log_pass(report: PassReport) -> None:
     """Log one line per pass."""
     log.info(
-        "%s %d/%d: %.3f nats per frame, %d Gaussians, %d frames, %d utterances left out",
-        report.stage,
-        report.number,
-        report.passes,
-        report.log_likelihood_per_frame,
-        report.gaussians,
-        report.frames,
-        len(report.failed),
+        "%s %d/%d: %.3f nats per frame, %s, %s%s",
+        *(report.stage, report.number, report.passes, report.log_likelihood_per_frame),
+        *(counted(report.gaussians, "Gaussian"), counted(report.frames, "frame")),
+        f"; {left_out('utterance', sorted(report.failed.items()))}" if report.failed else "",
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError
 from murmur.speech.corpus.file_errors import making_sense_of
@@ -112,11 +113,13 @@ def speed_chunks(half: HmmHalf, train: FrameStore, noise: NoiseSource | None) ->
         owners, pairs = _mapped(train.folder / OWNERS), _mapped(train.folder / PAIRS)
         whole = owners.shape == (len(train),) and pairs.shape[1:] == (2, train.dims)
         if not whole or owners.min() < 0 or owners.max() >= len(pairs):
-            raise CorpusError(f"{train.folder / OWNERS} does not match {len(train)} utterances: prepare again")
+            raise CorpusError(
+                f"{train.folder / OWNERS} does not match {counted(len(train), 'utterance')}: prepare again"
+            )
     sources = tuple(audio[name] for name in train.names)
     front = half.log_mel(corpus)
     if noise is not None and noise.noise.recordings is not None:
-        log.info("noise from %d recordings in %s", len(noise.files), noise.noise.recordings)
+        log.info("noise from %s in %s", counted(len(noise.files), "recording"), noise.noise.recordings)
     return SpeedChunks(train, train.lengths, sources, front, half.front.speeds, owners, pairs, noise)
 
 

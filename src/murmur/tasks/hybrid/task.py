@@ -3,7 +3,7 @@
     murmur train digits_hybrid                               (digits spoken by espeak-ng)
     murmur train librispeech --set task.corpus=FOLDER        (and yesno, fsdd, an4: see the recipes of these names)
 
-Any folder in Kaldi's layout with lexicon.txt works: `murmur train hybrid --set task.corpus=FOLDER`. Every stage is
+Any folder with data/{train,test} and lexicon.txt works: `murmur train hybrid --set task.corpus=FOLDER`. Every stage is
 stored in `task.cache`, and a killed run continues from there. Bourlard and Morgan, "Connectionist speech
 recognition" (1994); Hinton et al., "Deep neural networks for acoustic modeling in speech recognition" (2012).
 """
@@ -39,6 +39,7 @@ from murmur.tasks import corpora
 from murmur.tasks.acoustic_model import AcousticModel, training_statistics
 from murmur.tasks.chunk_learning import ChunkLearning
 from murmur.tasks.data_digest import digest_of, rows_of
+from murmur.tasks.graphs_beside import graphs_beside
 from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search, first_options
 from murmur.tasks.hybrid.data import HybridData, Targets, make_targets, realigned, stored_targets
 from murmur.tasks.hybrid.decode import DecodeHalf, DecodingResult, Scorer, System
@@ -258,7 +259,7 @@ class HybridTask(ChunkLearning):
         return self.two_pass.transforms(name, part)
 
     def prepare(self) -> HybridData:
-        """Make features, Gaussian systems and alignments that are missing.
+        """Make features, Gaussian systems, alignments and search graphs that are missing.
 
         Raises:
             CorpusError, ValueError: some data cannot be used; the message names file and utterance.
@@ -269,7 +270,9 @@ class HybridTask(ChunkLearning):
         noise_source(half)  # its errors before the Gaussian systems, which take hours
         bins = self.front.bins if isinstance(half.network_front(self.material.train), LogMel) else None
         check_network(self.network, half.network_dims, bins, self.chunks)
-        return HybridData.prepare(self.hmms, self.targets)
+        targets = self.targets
+        with graphs_beside([self._words, *(self._search(stage, self.decoding.gmm) for stage in self._scored)]):
+            return HybridData.prepare(self.hmms, targets)
 
     @cached_property
     def targets(self) -> Targets:
@@ -404,14 +407,8 @@ class HybridTask(ChunkLearning):
 
     def _search(self, stage: Stage, search: Search) -> WordSearch:
         lexicon, language_models = self.sayable
-        sources = HmmSources(
-            stage.model.states,
-            lexicon,
-            self.silence,
-            search,
-            language_models,
-            self.decoding.tune_every,
-        )
+        every = self.decoding.tune_every
+        sources = HmmSources(stage.model.states, lexicon, self.silence, search, language_models, every)
         return WordSearch(sources, search.grammar, self.cache, self.jobs)
 
     @cached_property
@@ -440,10 +437,14 @@ class HybridTask(ChunkLearning):
             return self.decoding.silence_probability
         return self.hmms.trained[-1].silence_share(self.material.train.texts)
 
+    @property
+    def _scored(self) -> Sequence[Stage]:
+        """The Gaussian systems listed in `decoding.scored`."""
+        return {"all": self.hmms.trained, "last": self.hmms.trained[-1:], "none": ()}[self.decoding.scored]
+
     def _gaussian_results(self, decoder: DecodeHalf) -> list[DecodingResult]:
-        """Error rates of the Gaussian systems listed in `decoding.scored`."""
-        stages = {"all": self.hmms.trained, "last": self.hmms.trained[-1:], "none": ()}[self.decoding.scored]
-        return [result for stage in stages for result in self._results_of(stage, decoder, self._parts)]
+        """Error rates of the scored Gaussian systems."""
+        return [result for stage in self._scored for result in self._results_of(stage, decoder, self._parts)]
 
     def _results_of(self, stage: Stage, decoder: DecodeHalf, parts: Mapping[str, Corpus]) -> list[DecodingResult]:
         """Error rates of a Gaussian system, in two passes if it is speaker-adapted."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.core.counted import counted
 from murmur.core.errors import READ_ONLY
 from murmur.engine.checkpoints.checkpoint import write_whole
 from murmur.speech.corpus.corpus import Corpus, CorpusError
@@ -160,7 +161,7 @@ class TwoPass:
         paths = {u: hypothesis.labels for u, hypothesis in decoded.hypotheses.items()}
         pair, feats, speakers = self.stage.pair, self.feats(part), corpus.speakers
         found = transforms_from_paths(pair, feats, paths, speakers, adaptation.decoding, self.jobs)
-        log.info("%s, %s: transforms of %d speakers", self.stage.name, part, len(found))
+        log.info("%s, %s: transforms of %s", self.stage.name, part, counted(len(found), "speaker"))
         self._store(self.transforms_file(corpus), lambda path: save_transforms(found, path))
         return found
 

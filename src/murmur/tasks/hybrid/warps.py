@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from murmur.core.counted import counted
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.file_errors import making_sense_of
 from murmur.speech.features.cepstral_warp import MelCepstra
@@ -91,7 +92,7 @@ class Warps:
         try:
             return load_factors(path)
         except FileNotFoundError:
-            log.info("vtln: warp factors of %d speakers", len(set(part.speakers.values())))
+            log.info("vtln: warp factors of %s", counted(len(set(part.speakers.values())), "speaker"))
         except ValueError as error:
             log.warning("%s", error)
         found = speaker_factors(self.trained.gaussians, feats, part.speakers, self._matrices)

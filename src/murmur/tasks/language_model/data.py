@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.published.transcripts import Writing
 from murmur.speech.language_model.word_numbers import UNKNOWN_NUMBER, NumberedText, WordNumbers
@@ -108,8 +109,8 @@ def _apart(sentences: Sequence[str], every: int, source: Path) -> tuple[list[str
     """Training sentences, and every n-th sentence as held-out text."""
     if len(sentences) < every:
         raise SettingError(
-            f"{source} has {len(sentences)} sentences, too few to set every {every}-th one apart: name held-out text"
-            " (task.dev_text), or set task.held_out_every"
+            f"{source} has {counted(len(sentences), 'sentence')}, too few to set every {every}-th one apart: name"
+            " held-out text (task.dev_text), or set task.held_out_every"
         )
     train = [sentence for number, sentence in enumerate(sentences, 1) if number % every]
     return train, list(sentences[every - 1 :: every])

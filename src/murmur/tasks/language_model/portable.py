@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.atomic_folder import atomic_folder
 from murmur.speech.corpus.file_errors import making_sense_of, read_object
@@ -85,5 +86,5 @@ class PortableLanguageModel:
         found = PortableLanguageModel(words, network)
         with making_sense_of(folder / VALUES, AGAIN):
             if len(words) != values["words"] or found.weights < 1:
-                raise ValueError(f"{len(words)} words, not {values['words']}")
+                raise ValueError(f"{counted(len(words), 'word')}, not {values['words']}")
         return found

@@ -19,6 +19,7 @@ from murmur.tasks.hybrid.task import HybridTask
 from murmur.tasks.sequence.criteria import LatticeFree
 
 log = logging.getLogger(__name__)
+NO_ROOM = "their phones have no room"
 Phones = tuple[Sequence[int], Sequence[int]]  # labels; first frames, and the number of frames
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import soundfile
 
+from murmur.core.counted import counted
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance
 from murmur.speech.corpus.published.readers import holding, measured
 from murmur.speech.corpus.published.reading import Read
@@ -49,7 +50,9 @@ def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     whole = _split(place)
     speakers = sorted(set(whole.speakers.values()), key=str.encode)
     if len(speakers) < 2:
-        raise CorpusError(f"{folder} has {len(speakers)} speaker, and test needs one: make folders train and test")
+        raise CorpusError(
+            f"{folder} has {counted(len(speakers), 'speaker')}, and test needs one: make folders train and test"
+        )
     first = len(speakers) - max(1, len(speakers) // 10)
     held_out = {"dev": set(speakers[:first][DEV_EVERY - 1 :: DEV_EVERY]), "test": set(speakers[first:])}
     parts = {part: _of_speakers(whole, theirs) for part, theirs in held_out.items() if theirs}

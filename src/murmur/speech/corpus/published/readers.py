@@ -64,7 +64,7 @@ def read_yesno(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
     root = holding(folder, "waves_yesno", lambda at: any(at.glob("[01]_*.wav")), "recordings such as 0_1_0_1_0_1_0_1")
     count = len(list(root.glob("*.wav")))
     if count != YESNO_RECORDINGS:
-        raise CorpusError(f"{root} holds {count} of {YESNO_RECORDINGS} recordings: unpack the archive again")
+        raise CorpusError(f"{root} holds {count} of the {YESNO_RECORDINGS} recordings: unpack the archive again")
     manifests = by_lhotse(root, lambda: prepare_yesno(root))
     read = [_of_manifests(manifests[half], speaker="global") for half in ("train", "test")]
     everything = [u for corpus, _ in read for u in corpus.utterances]

@@ -31,6 +31,7 @@ from lhotse.recipes.eval2000 import prepare_eval2000
 from lhotse.recipes.fisher_english import prepare_fisher_english
 from lhotse.recipes.switchboard import prepare_switchboard
 
+from murmur.core.counted import counted
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance
 from murmur.speech.corpus.file_errors import making_sense_of
 from murmur.speech.corpus.published.conversations import CALLHOME, FISHER, STM, SWITCHBOARD
@@ -253,7 +254,7 @@ def _switchboard(folder: Path, _jobs: int) -> Material:
     written = {f"sw0{path.name[2:6]}": path for path in sorted(transcripts.rglob("sw*-trans.text"))}
     if not sph or not written:
         raise CorpusError(
-            f"{audio} holds {len(sph)} files *.sph, {transcripts} {len(written)} sw*-trans.text: both need"
+            f"{audio} holds {counted(len(sph), 'file')} *.sph, {transcripts} {len(written)} sw*-trans.text: both need"
         )
     problems = _unpaired(sph, written)
     made = _prepared(audio, lambda _: prepare_switchboard(audio, transcripts, absolute_paths=True))

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from murmur.core.counted import counted
 from murmur.speech.corpus.corpus import Corpus, Utterance
 from murmur.speech.corpus.published.reading import Read
 from murmur.speech.corpus.sphere import read_header, unpack
@@ -28,7 +29,7 @@ def with_plain_audio(read: Read, folder: Path, jobs: int) -> Read:
     plain = {path: folder.absolute() / f"{path.stem}.wav" for path in packed}
     shortened = [path for path in packed if not plain[path].is_file()]
     if shortened:
-        log.info("unpacking %d recordings into %s", len(shortened), folder)
+        log.info("unpacking %s into %s", counted(len(shortened), "recording"), folder)
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda path: unpack(path, plain[path]), shortened))
     return replace(read, splits={split: _moved(corpus, plain) for split, corpus in read.splits.items()})
