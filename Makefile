@@ -35,12 +35,12 @@ matrix:
 	$(PYTHON) tests/packaging/matrix.py
 
 # Runs under a real Slurm of four nodes on this host, and figures in results/bench; as root, with Slurm and munge installed.
-cluster-# 100,000 simulated runs of random strategies with random faults; it goes on where it ended.
+cluster-check: .venv/installed-dev
+	$(BIN)/pytest -v -m cluster -rs tests/cluster
+
+# 100,000 simulated runs of random strategies with random faults; it goes on where it ended.
 fuzz-runs: .venv/installed-dev
 	$(BIN)/python benchmarks/fuzz_runs.py
-
-check: .venv/installed-dev
-	$(BIN)/pytest -v -m cluster -rs tests/cluster
 
 # 600 hostile cases for every reader; make fuzz FIRST=600 goes on where that ended.
 FIRST ?= 0
