@@ -38,14 +38,14 @@ matrix:
 cluster-check: .venv/installed-dev
 	$(BIN)/pytest -v -m cluster -rs tests/cluster
 
-# 100,000 simulated runs of random strategies with random faults; it goes on where it ended.
-fuzz-runs: .venv/installed-dev
-	$(BIN)/python benchmarks/fuzz_runs.py
-
 # 600 hostile cases for every reader; make fuzz FIRST=600 goes on where that ended.
 FIRST ?= 0
 fuzz: .venv/installed-dev
 	$(BIN)/python tests/fuzz/campaign.py --first $(FIRST) --count 600
+
+# 100,000 simulated runs of random strategies with random faults; it goes on where it ended.
+fuzz-runs: .venv/installed-dev
+	$(BIN)/python benchmarks/fuzz_runs.py
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

@@ -122,12 +122,14 @@ def run(case: Case, seconds: float = PROCESSOR_SECONDS) -> Found:
     world = VirtualWorld(case.cluster())
     try:
         with at_most(seconds):
-            Trainer(experiment, world).fit()
+            outcome = Trainer(experiment, world).fit()
     except PeerLost as error:
         if may_lose(case, begun=len(strategy.learners) == case.learners):
             return Found(LOST)
         return Found(STUCK if "stuck" in str(error) else RAISED, f"PeerLost: {error}")
     except Exception as error:  # every other error is a finding
         return Found(KINDS.get(type(error), RAISED), f"{type(error).__name__}: {error}")
+    if not outcome.leads:
+        return Found(RAISED, "no learner has written the model")
     missing = [n for n in range(case.minibatches) if n not in task.taken]
     return Found(UNDONE, f"minibatches {missing}", len(missing)) if missing else Found(ENDED)

@@ -45,6 +45,9 @@ MENDED = {
         faults=(Kill(7, 0.288), Rejoin(7, 3.288), Kill(6, 0.205), Rejoin(6, 0.255)),
         lease_seconds=2.0,
     ),
+    "all give up but one that comes when all is done": Case(
+        "Downpour(4, 2, shards=3)", 6, 1, faults=(Kill(2, 0.2), Kill(5, 0.2), Rejoin(5, 0.2)), lease_seconds=0.03
+    ),
     "the share of a lost learner": Case("OwnShares(ADPSGD(ring))", 3, 60, faults=(Kill(2, 0.55),)),
     "compositions of four, with facts of facts": Case("Compressed(SuperLearners(OwnShares(ADPSGD(ring)), 2))", 3, 3),
 }

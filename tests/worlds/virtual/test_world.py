@@ -327,3 +327,22 @@ def test_random_compute_times_repeat() -> None:
     draws = [times(learner, step) for learner in range(20) for step in range(50)]
     assert draws == [times(learner, step) for learner in range(20) for step in range(50)]
     assert sorted(draws)[len(draws) // 2] == pytest.approx(0.1, rel=0.1)  # the median
+
+
+async def broadcast_after_a_pause(seat: Seat) -> str:
+    if seat.group.rank == 0:
+        await seat.sleep(0.2)
+    sent = seat.group.start_broadcast(torch.ones(2), 0, "weights")
+    if seat.group.rank == 0:
+        await seat.sleep(0.5)  # computes while the vector is under way
+    try:
+        await sent
+    except PeerLost:
+        return "lost"
+    return "arrived"
+
+
+def test_a_broadcast_that_a_suspended_learner_begins_after_its_loss_goes_nowhere() -> None:
+    """The members are told of the loss once, and the vector does not arrive after it."""
+    cluster = Cluster(learners=2, faults=(Stop(0, 0.1, 1.0),), lease_seconds=0.3)
+    assert VirtualWorld(cluster).run(broadcast_after_a_pause) == ["lost", "lost"]

@@ -69,6 +69,11 @@ class Arrival:
     root: int
     asked: set[int] = field(default_factory=set)
 
+    def deliver(self, x: Tensor) -> None:
+        """Let the vector arrive, unless the sender was counted as lost before: a suspended one may send it later."""
+        if not self.done.fired:
+            self.done.fire(x)
+
 
 @dataclass(frozen=True)
 class Awaited:
@@ -302,7 +307,7 @@ class VirtualGroup(Group):
         if self.rank == root:
             given, hub = x.clone(), self.hub
             seconds = hub.network.broadcast_seconds(hub.members, x.numel() * x.element_size(), hub.members[root])
-            hub.clock.after(seconds, lambda: arrival.done.fire(given))
+            hub.clock.after(seconds, lambda: arrival.deliver(given))
         return Awaited(arrival.done, self.trace)
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:

@@ -120,7 +120,7 @@ class VirtualWorld:
         """Run the program at every seat; return the values of the learners that reached the end, in order of rank.
 
         Raises:
-            PeerLost: Learners wait for one that was killed, or none reached the end.
+            PeerLost: Learners wait for one that was killed, or none reached the end but those that came too late.
             Deadlock: Learners wait for each other.
         """
         clock = self.clock = Clock()
@@ -142,7 +142,8 @@ class VirtualWorld:
             finally:
                 clock.close()
         ended = [rank for rank in range(self.size) if not run.is_lost(rank)]
-        if not ended:
+        # Those that came when there was nothing left to do are not the end of a run whose other learners gave up.
+        if not ended or (run.first_loss is not None and not any(run.seats[rank].waits for rank in ended)):
             what = "all learners were lost before the end" if run.first_loss is None else str(run.first_loss)
             first = self.killed[0] if run.first_loss is None else run.first_loss.learner
             raise PeerLost("\n".join([what, *clock.notes]), first)
@@ -155,6 +156,7 @@ class _Run(Generic[T]):
     def __init__(self, world: VirtualWorld, hub: VirtualHub, program: Program[T]) -> None:
         self.world, self.hub, self.program, self.clock = world, hub, program, hub.clock
         self.mains: dict[int, ClockTask[T]] = {}
+        self.seats: dict[int, VirtualSeat] = {}
         self.first_loss: PeerLost | None = None
         self._desk: GradientExecutor = (
             ImmediateExecutor() if world.together is None else BatchedExecutor(world.together)
@@ -162,7 +164,7 @@ class _Run(Generic[T]):
 
     def start(self, rank: int, late: bool) -> None:
         """Start the program at a seat."""
-        seat = VirtualSeat(self.world, self.hub, self._desk, rank, late)
+        seat = self.seats[rank] = VirtualSeat(self.world, self.hub, self._desk, rank, late)
         self.mains[rank] = self.clock.start(self._seated(seat), "training", rank)
 
     async def _seated(self, seat: VirtualSeat) -> T:
