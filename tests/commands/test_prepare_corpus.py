@@ -117,7 +117,7 @@ def test_yesno_has_kaldis_split_and_its_recipe_reads_it(tmp_path: Path) -> None:
     assert f"next: murmur train yesno --set task.corpus={tmp_path / 'set'}" in said
     code, said = run("yesno", "--from", corpus_layouts.yesno(tmp_path / "fewer", 59), "--out", tmp_path / "y")
     assert code == 1
-    assert "waves_yesno holds 59 of 60 recordings" in said
+    assert "waves_yesno holds 59 of the 60 recordings" in said
 
 
 def test_an4_from_sphere_files(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_speakers_of_test_who_are_trained_on_are_told(tmp_path: Path) -> None:
     (root / "test/anna/0.txt").write_text("yes")
     code, said = run("own", "--from", root, "--out", tmp_path / "set")
     assert code == 0, said
-    assert "2 of 3 speakers of data/test are in data/train too, s00 for one: expect more errors with other" in said
+    assert "2 of 3 speakers of data/test are in data/train too (s00, s01): expect more errors with other" in said
     code, said = run("own", "--from", own_recordings(tmp_path / "all", 12), "--out", tmp_path / "apart")
     assert code == 0, said
     assert "in data/train too" not in said
@@ -627,7 +627,7 @@ def test_recordings_beside_the_splits_are_told(tmp_path: Path) -> None:
         own_recordings(tmp_path / "rec" / split, speakers)
     code, said = run("own", "--from", tmp_path / "rec", "--out", tmp_path / "set")
     assert code == 0, said
-    assert f"{tmp_path}/set/data/dev: 2 utterances, 1 speakers" in said
+    assert f"{tmp_path}/set/data/dev: 2 utterances, 1 speaker, " in said
     named = "other/s00/0.wav, other/s00/1.wav, other/s01/0.wav and 1 more"
     assert f"4 recordings are left out: {named}: outside of the folders train, valid, test\n" in said
     assert len(json.loads((tmp_path / "set/manifest.json").read_text())["outside"]) == 4

@@ -408,7 +408,9 @@ def _refuse(model: Path, adapt: bool, given: Mapping[str, object]) -> None:
 def _check_names(files: list[str], out: Path | None, channels: Channels) -> None:
     """Refuse missing files, and files that would be read or written twice, before anything is done."""
     if not any(name == STDIN or Path(name).is_file() for name in files):
-        raise SettingError(f"none of the {counted(len(files), 'file')} exists; the first is {readable(files[0])!r}")
+        first = repr(readable(files[0]))
+        several = f"none of the {counted(len(files), 'file')} exists; the first is {first}"
+        raise SettingError(several if len(files) > 1 else f"there is no file {first}")
     if out is not None:
         folder_to_write(out, "--out")
     names = Counter(files if out is None else [stem_of(name) for name in files])
