@@ -35,7 +35,7 @@ def test_resume_lists_what_differs_and_counts_what_was_lost(tmp_path: Path, capl
     caplog.clear()
     words = ["--set", "budget.minibatches=120", "--set", "optimizer.lr=0.05", "--strategy", "SyncSGD()"]
     trained(tmp_path, *words, "--resume")
-    assert f"{kept} of 120 minibatches are behind" in caplog.text
+    assert f"{kept} of 120 minibatches behind" in caplog.text
     assert f"; {100 - kept} are done again" in caplog.text
     told = next(r.getMessage() for r in caplog.records if "other settings" in r.getMessage())
     assert "budget.minibatches was 100 and is 120 now; " in told

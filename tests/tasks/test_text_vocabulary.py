@@ -51,7 +51,7 @@ def test_all_words_of_the_text_are_pronounced_and_its_models_are_estimated(
         *[("ANNA", ("a", "n", "a")), ("ANNA", ("a", "n")), ("BANANA", tuple("banana"))],
         *[("BOB", ("b", "o", "b")), ("NAB", tuple("nab")), ("NOB", ("n", "o", "b"))],
     ]
-    assert "1 words have no pronunciation" in caplog.text  # 7
+    assert "1 word without a pronunciation" in caplog.text  # 7
     assert set(models) == set(vocabulary.names) == {"bg", "tg"}
     assert same(read_arpa(models["bg"]), KneserNey(2, (0, 0)).train(TEXT).model)
     assert same(read_arpa(models["tg"]), KneserNey(3, (0, 0, 1)).train(TEXT).model)
