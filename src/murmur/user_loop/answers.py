@@ -7,7 +7,6 @@ left and wait at the end of their block. No learner waits for another's next ste
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,6 +18,7 @@ from murmur.core.group import Group, PeerLost, weighted_mean
 from murmur.core.world import drive
 from murmur.user_loop.loop import Loop
 from murmur.user_loop.source import LoopSource
+from murmur.worlds.awake_clock import awake_seconds
 
 ASK, ANSWER = "ask for the model", "the model"
 STOP, QUESTION = 0.0, 1.0
@@ -100,7 +100,7 @@ class Answers:
                 self.group.post(torch.empty(0), rank, ASK, (QUESTION, self._asked))
 
     async def _mean(self, live: Callable[[], Sequence[int]], timeout_seconds: float) -> tuple[Tensor, Tensor]:
-        deadline = time.monotonic() + timeout_seconds
+        deadline = awake_seconds() + timeout_seconds
         self._asked += 1
         asked = dict[int, int | None]()
         given: list[dict[int, Tensor]] = [{self.group.rank: x} for x in self._own()]
@@ -109,7 +109,7 @@ class Answers:
             message = await self.group.poll(ANSWER, POLL_SECONDS)
             if message is not None and message.header[0] == self._asked:
                 given[int(message.header[1])][message.source] = message.x
-            elif message is None and time.monotonic() > deadline:
+            elif message is None and awake_seconds() > deadline:
                 raise PeerLost(f"learners {sorted(missing)} did not send their weights within {timeout_seconds:g} s")
         weights, buffers = ([found[rank] for rank in sorted(found)] for found in given)
         equal = [1.0] * len(weights)

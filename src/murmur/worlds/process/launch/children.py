@@ -9,8 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
+
+from murmur.worlds.awake_clock import TICK_SECONDS, awake_seconds
 
 GRACE_SECONDS = 5.0  # for a process that has nothing to save, between the request to end and its kill
 REAP_SECONDS = 0.05  # for another thread that has waited for a process, to set its exit code
@@ -44,11 +47,12 @@ def end_all(
             if ask:
                 process.terminate()
             process.send_signal(signal.SIGCONT)  # a stopped process would not handle the signal
-    deadline, killed = time.monotonic() + grace_seconds, []
+    deadline, killed = awake_seconds() + grace_seconds, []
     for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        while process.poll() is None and (left := deadline - awake_seconds()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(min(left, TICK_SECONDS))
+        if process.poll() is None:
             process.kill()
             process.wait()
             killed.append(process)

@@ -19,6 +19,7 @@ from enum import Enum
 from typing import IO
 
 from murmur.core.stop_signals import SAME_SECONDS, usual_signals
+from murmur.worlds.awake_clock import awake_clock, awake_seconds
 from murmur.worlds.process.launch.children import (
     GRACE_SECONDS,
     UNKNOWN_CODE,
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 SAVING_SECONDS = 30.0  # the same for a learner's program, as under torchrun
 POLL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
+RESUME_SECONDS = 2.0  # after a pause of the launcher, for its learners to be continued
 ASK_SECONDS = 30.0  # for an answer of the store process, which may be slow on a busy host
 PEER_LOST_STATUS = 75  # of a learner that gave up because another one is lost: a temporary failure
 Command = Callable[[Place, bool], Sequence[str]]  # (place, true to resume) -> the learner's command line
@@ -136,6 +138,7 @@ class Launch:
     _secret_file: IO[bytes] = field(init=False, repr=False)
     _asked: StopSignals = field(default_factory=StopSignals, repr=False)
     _asked_at: float = 0.0
+    _end_at: float = math.inf  # time at which learners that still save are killed
 
     def run(self) -> int:
         """Start everything and wait for the end.
@@ -219,6 +222,7 @@ class Launch:
                 unit.code = STOPPED_STATUS
             return
         if first:
+            self._end_at = awake_seconds() + (math.inf if self.grace_seconds is None else self.grace_seconds)
             limit = "" if self.grace_seconds is None else f" for up to {self.grace_seconds:g} s"
             log.warning("%s: waiting%s until %s have saved and stopped", self._request(), limit, self._running())
         for unit in self.units:
@@ -263,13 +267,15 @@ class Launch:
         while True:
             time.sleep(POLL_SECONDS)
             self._pass_on()
-            limit = math.inf if self.grace_seconds is None or self.stop_signal is None else self.grace_seconds
-            if self._asked.seconds > limit:
-                log.error("%s did not save within %g s (--grace-seconds) and are killed", self._running(), limit)
+            if awake_seconds() > self._end_at:
+                grace = self.grace_seconds
+                log.error("%s did not save within %g s (--grace-seconds) and are killed", self._running(), grace)
                 return PEER_LOST_STATUS
             if exit_code(store) is not None:
                 log.error("the store process %s: the run cannot go on", _how(store.returncode))
                 return PEER_LOST_STATUS
+            if awake_clock().since_pause < RESUME_SECONDS:
+                continue  # learners that are continued a little later are not stopped
             failed = [unit for unit in self.units if not unit.lost and self._ended(unit) not in self._well()]
             self._end_the_stopped()
             self._answer()

@@ -57,11 +57,6 @@ class StopSignals:
         """Number of the signal; 0 if there was none."""
         return self._number
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the signal; 0 if there was none."""
-        return 0.0 if self._since is None else time.monotonic() - self._since
-
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread():
             taken = [n for n in STOP_SIGNALS if n != signal.SIGINT or signal.getsignal(n) is not signal.SIG_IGN]
