@@ -52,8 +52,9 @@ from murmur.run.folder.contents import REQUEST
 from murmur.run.learner import learn
 from murmur.run.request import RunRequest
 from murmur.strategies import ADPSGD
+from murmur.worlds.process.launch.children import die_with_parent
 from murmur.worlds.process.launch.environment import Place, child_variables
-from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS, Launch, Unit, die_with_parent
+from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS, Launch, Unit
 
 MINIBATCHES, SECONDS, K = 60, 0.02, 4
 START_SECONDS, LEASE_SECONDS = 15.0, 5.0

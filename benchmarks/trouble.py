@@ -25,8 +25,8 @@ from torch.nn.functional import cross_entropy
 from murmur.engine.record import Record
 from murmur.engine.seeds import seed_of
 from murmur.engine.task import Loss, Score
+from murmur.worlds.process.launch.children import die_with_parent, end_all
 from murmur.worlds.process.launch.environment import Place, child_variables
-from murmur.worlds.process.launch.launcher import die_with_parent, end_all
 from murmur.worlds.process.store.server import StoreServer
 from murmur.worlds.process.transport.listener import listen
 from namespaces import Network, run

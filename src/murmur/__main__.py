@@ -12,7 +12,7 @@ from murmur.commands.stopped import say_stopped
 from murmur.core.native_thread import end_process
 from murmur.core.printable import log_to_stderr
 from murmur.core.standard_streams import OutputError, drop_output, open_standard_streams
-from murmur.core.stop_signals import Stoppable
+from murmur.core.stop_signals import Stoppable, usual_signals
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     open_standard_streams()
     log_to_stderr()
     status = 0
-    with Stoppable(lambda stopped: say_stopped(stopped.name, sys.argv[1:])):
+    with Stoppable(lambda stopped: say_stopped(stopped.name, sys.argv[1:])), usual_signals():
         try:
             try:
                 import_module("murmur.cli").app()

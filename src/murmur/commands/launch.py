@@ -11,7 +11,7 @@ import typer
 
 from murmur.execution.cores import cores_here
 from murmur.worlds.process.launch.environment import Place, threads_per_learner
-from murmur.worlds.process.launch.launcher import Launch, Restart
+from murmur.worlds.process.launch.launcher import SAVING_SECONDS, Launch, Restart
 
 app = typer.Typer(add_completion=False)
 OnFailure = Literal["all", "alone"]
@@ -35,6 +35,10 @@ def launch(
             " does, and the others go on, also without it; for strategies that tolerate losses."
         ),
     ] = "all",
+    grace_seconds: Annotated[
+        float,
+        typer.Option(min=0, help="Longest wait for the learners to save and end after SIGTERM; then they are killed."),
+    ] = SAVING_SECONDS,
 ) -> None:
     """Start a program as several learners; the words after its name are its arguments.
 
@@ -50,4 +54,5 @@ def launch(
         return command
 
     each = threads or threads_per_learner(cores_here(), learners)
-    raise typer.Exit(Launch(of_learner, learners, restarts, RESTART[on_failure], threads=each).run())
+    on = RESTART[on_failure]
+    raise typer.Exit(Launch(of_learner, learners, restarts, on, threads=each, grace_seconds=grace_seconds).run())

@@ -88,6 +88,11 @@ StartSeconds = Annotated[
     typer.Option(min=1, help="Longest wait for the other learners at start; default 300."),
 ]
 
+GraceSeconds = Annotated[
+    float | None,
+    typer.Option(min=0, help="Longest wait for the learners to save when the run is stopped; by default no limit."),
+]
+
 
 HELP = """Train an experiment with one or more learners.
 
@@ -141,6 +146,7 @@ def train_command(
     secret_file: SecretFile = None,
     lease_seconds: LeaseSeconds = None,
     start_seconds: StartSeconds = None,
+    grace_seconds: GraceSeconds = None,
 ) -> None:
     request = RunRequest(
         source=source,
@@ -157,6 +163,7 @@ def train_command(
         secret_file=secret_file,
         lease_seconds=lease_seconds,
         start_seconds=start_seconds,
+        grace_seconds=grace_seconds,
         force=force,
     )
     raise typer.Exit(run(request, dry, prepare, steps))

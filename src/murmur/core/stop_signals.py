@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -28,6 +29,28 @@ STOPPED_STATUS = 79  # exit status of a program that ended on request, and can g
 SAME_SECONDS = 2.0  # a signal repeated within this time counts as the same request
 REMIND_SECONDS = 0.5
 GRACE_SECONDS = 3.0  # between the signal and the forced end
+
+
+@contextmanager
+def usual_signals() -> Iterator[None]:
+    """Undo what a parent process has left: SIGCHLD ignored, or signals blocked.
+
+    While SIGCHLD is ignored, the system drops the exit statuses of children, and `subprocess` reports 0 for them. A
+    blocked SIGTERM would never arrive. Ignored SIGINT and SIGHUP stay so: scripts and nohup ignore them on purpose.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    child = (
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL) if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN else None
+    )
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if child is not None:
+            signal.signal(signal.SIGCHLD, child)
 
 
 class Stopped(BaseException):

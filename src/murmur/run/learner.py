@@ -35,7 +35,7 @@ from murmur.run.request import RunRequest
 from murmur.run.score import report
 from murmur.worlds.process.launch.environment import Place, check_meeting_point, place_of, threads_per_learner
 from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS
-from murmur.worlds.process.launch.signals import STOPPED_STATUS, StopWhenPolled
+from murmur.worlds.process.launch.signals import STOPPED_STATUS, StopWhenPolled, take_interrupts_again
 from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS
 from murmur.worlds.process.world import START_SECONDS, ProcessWorld, device_of
 
@@ -184,6 +184,7 @@ def tell_launcher(folder: Path, why: str) -> None:
 def main() -> None:
     """Entry point of a learner's process. Arguments: the file of the request, and --resume at a restart."""
     log_to_stderr()
+    take_interrupts_again()
     with Stoppable(tell=None):
         try:
             status = learn(Path(sys.argv[1]), resume="--resume" in sys.argv[2:])

@@ -39,6 +39,7 @@ class RunRequest:
         secret_file: User's file with the secret that the learners of this run share.
         lease_seconds: Shortest silence after which a learner counts as lost; None uses the world's default.
         start_seconds: Time that learners wait for one another at the start; None uses the world's default.
+        grace_seconds: Time for the learners to save when the launch is stopped; None: no limit.
         force: Remove a run that is in `out` when this one begins.
     """
 
@@ -56,6 +57,7 @@ class RunRequest:
     secret_file: Path | None = None
     lease_seconds: float | None = None
     start_seconds: float | None = None
+    grace_seconds: float | None = None
     force: bool = False
 
     @property

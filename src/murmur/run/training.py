@@ -109,6 +109,7 @@ def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int
         threads=request.threads or 1,
         secret=secret,
         stop_signal=signal.SIGUSR1,
+        grace_seconds=request.grace_seconds,
         missing=missing_from(request.out, written_before(request, experiment)),
         inherited=(lock,),
     )

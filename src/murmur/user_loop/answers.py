@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -21,6 +20,7 @@ from murmur.core.group import Group, PeerLost, weighted_mean
 from murmur.core.world import drive
 from murmur.user_loop.loop import Loop
 from murmur.user_loop.source import LoopSource
+from murmur.worlds.awake_clock import awake_seconds
 
 log = logging.getLogger(__name__)
 ASK, ANSWER = "ask for the model", "the model"
@@ -125,7 +125,7 @@ class Answers:
                 raise PeerLost(f"learner {rank} has failed, and there is no consensus without it", rank)
 
     async def _mean(self, live: Callable[[], Sequence[int]], timeout_seconds: float) -> tuple[Tensor, Values]:
-        deadline = time.monotonic() + timeout_seconds
+        deadline = awake_seconds() + timeout_seconds
         self._asked += 1
         asked = dict[int, int | None]()
         given: list[dict[int, Tensor]] = [{self.group.rank: x} for x in self._own()]
@@ -136,7 +136,7 @@ class Answers:
                 given[int(message.header[1])][message.source] = message.x
             elif message is None:
                 self._check_there(missing & set(live()))
-                if time.monotonic() > deadline:
+                if awake_seconds() > deadline:
                     raise PeerLost(
                         f"learners {sorted(missing)} did not send their weights within {timeout_seconds:g} s"
                     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from threading import Condition
@@ -12,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from murmur.core.group import Message
+from murmur.worlds.awake_clock import awake_seconds, wait_awake
 
 
 class PostOffice(Protocol):
@@ -53,12 +53,12 @@ class Mailbox:
 
     def wait(self, tag: str, seconds: float) -> Message | None:
         """Return the oldest message under a tag, or None after `seconds`; raise the error given to `fail`."""
-        deadline = time.monotonic() + seconds
+        deadline = awake_seconds() + seconds
         with self._arrived:
             while (found := self._find(None, tag)) is None:
                 if self._failure is not None:
                     raise self._failure
-                left = deadline - time.monotonic()
+                left = deadline - awake_seconds()
                 if left <= 0:
                     return None
                 self._arrived.wait(min(left, threading.TIMEOUT_MAX))
@@ -72,7 +72,7 @@ class Mailbox:
                 failure = self._failure or (None if source is None else self._lost.get(source))
                 if failure is not None:
                     raise failure
-                if not self._arrived.wait(min(timeout_seconds, threading.TIMEOUT_MAX)):
+                if not wait_awake(self._arrived.wait, timeout_seconds):
                     raise missing()
                 found = self._find(source, tag)
             return found

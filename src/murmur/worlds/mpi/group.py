@@ -16,6 +16,7 @@ from torch import Tensor
 
 from murmur.core.group import PeerLost
 from murmur.core.torch_private import c10d
+from murmur.worlds.awake_clock import awake_seconds
 from murmur.worlds.mpi.progress import MpiProgress, Operation
 from murmur.worlds.process.group import TorchGroup, Wiring
 
@@ -70,10 +71,10 @@ class MpiGroup(TorchGroup):
         return made[0]
 
     def _until(self, come: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self.wiring.timeout_seconds
+        deadline = awake_seconds() + self.wiring.timeout_seconds
         while not come():
             self.wiring.progress.check()
-            if time.monotonic() > deadline:
+            if awake_seconds() > deadline:
                 raise PeerLost(f"not all of learners {self.members} came to begin {self.name}")
             time.sleep(POLL_SECONDS)
 

@@ -15,6 +15,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from murmur.core.group import PeerLost
+from murmur.worlds.awake_clock import awake_seconds, wait_awake
 
 Request = Any  # mpi4py.MPI.Request
 FIRST_PAUSE_SECONDS = 2e-5
@@ -44,7 +45,7 @@ class Operation:
         Raises:
             PeerLost: Another learner has failed, or the timeout has passed.
         """
-        if not self._done.wait(self.timeout_seconds):
+        if not wait_awake(self._done.wait, self.timeout_seconds):
             raise PeerLost(f"not all took part within {self.timeout_seconds:g} s")
         if self._error is not None:
             raise PeerLost(str(self._error)) from self._error
@@ -153,8 +154,8 @@ def settle(request: Request, timeout_seconds: float) -> None:
     Raises:
         PeerLost: It took too long.
     """
-    deadline = time.monotonic() + timeout_seconds
+    deadline = awake_seconds() + timeout_seconds
     while not request.Test():
-        if time.monotonic() > deadline:
+        if awake_seconds() > deadline:
             raise PeerLost(f"not all processes of the MPI launch came within {timeout_seconds:g} s")
         time.sleep(LONGEST_PAUSE_SECONDS)

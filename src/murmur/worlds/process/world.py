@@ -18,6 +18,7 @@ from murmur.core.membership import ENDED, Membership
 from murmur.core.torch_private import c10d
 from murmur.core.trace import Span
 from murmur.core.world import Program, drive
+from murmur.worlds.awake_clock import awake_seconds
 from murmur.worlds.process.group import TorchGroup, Wiring
 from murmur.worlds.process.launch.arrival import Arrival
 from murmur.worlds.process.launch.environment import (
@@ -240,8 +241,8 @@ class ProcessWorld:
             store.wait(["all ended"], timedelta(seconds=self.timeout_seconds))
         if memberships and self.place.store == "learner 0" and self.place.rank == 0:
             # The store ends with this process. Live learners have a few last requests to it; lost ones have none.
-            deadline = time.monotonic() + LAST_WORDS_SECONDS
-            while int(store.add("ended", 0)) < self.size and time.monotonic() < deadline:
+            deadline = awake_seconds() + LAST_WORDS_SECONDS
+            while int(store.add("ended", 0)) < self.size and awake_seconds() < deadline:
                 time.sleep(POLL_SECONDS)
 
 

@@ -13,8 +13,9 @@ from threading import Timer
 import pytest
 
 from learner_programs import TRAINS, python
+from murmur.worlds.process.launch.children import is_stopped
 from murmur.worlds.process.launch.environment import COME_KEY, Place
-from murmur.worlds.process.launch.launcher import Launch, Restart, _is_stopped
+from murmur.worlds.process.launch.launcher import Launch, Restart
 from murmur.worlds.process.launch.signals import STOPPED_STATUS
 
 pytestmark = pytest.mark.processes
@@ -97,5 +98,5 @@ def test_killing_the_parent_leaves_nothing(tmp_path: Path) -> None:
 def test_a_process_that_another_thread_has_waited_for_is_not_stopped() -> None:
     process = subprocess.Popen(python("pass"))
     os.waitpid(process.pid, 0)  # as another thread does between two polls of the launcher
-    assert not _is_stopped(process)
+    assert not is_stopped(process)
     process.returncode = 0  # so that its destructor does not wait

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from murmur.core.group import PeerLost
 from murmur.core.torch_private import Store
+from murmur.worlds.awake_clock import awake_seconds
 from murmur.worlds.process.launch.environment import COME_KEY, READY_KEY
 from murmur.worlds.process.membership.stalls import ranks
 from murmur.worlds.process.store.server import TELL_SECONDS, clock_time
@@ -42,10 +43,10 @@ class Arrival:
             PeerLost: A learner is lost, or some have not come in time; names them all.
             ConnectionError: The store is gone.
         """
-        began, until = time.monotonic(), clock_time(self.seconds)
+        began, until = awake_seconds(), clock_time(self.seconds)
         tell_at = began + TELL_SECONDS
         while not self.store.check([f"{READY_KEY}/{r}" for r in range(self.size)]):
-            waited = time.monotonic() - began
+            waited = awake_seconds() - began
             if lost := {r: why for r, why in self.lost().items() if r < self.size}:
                 named = "; ".join(f"{self._named(r)} is lost: {why}" for r, why in lost.items())
                 raise PeerLost(f"training cannot begin: {named}", next(iter(lost)))
@@ -56,7 +57,7 @@ class Arrival:
                     " they started, and can their hosts reach the store?",
                     absent[0],
                 )
-            if time.monotonic() > tell_at:
+            if awake_seconds() > tell_at:
                 tell_at += TELL_SECONDS
                 log.warning("learner %d waits until %s: %s", self.rank, until, self._status(self._absent()))
             time.sleep(POLL_SECONDS)

@@ -5,9 +5,8 @@ Every process started here dies with the launcher, even if the launcher is kille
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
+import math
 import signal
 import socket
 import subprocess
@@ -17,21 +16,32 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
-from typing import IO, Any
+from typing import IO
 
+from murmur.core.stop_signals import SAME_SECONDS, usual_signals
+from murmur.worlds.awake_clock import awake_clock, awake_seconds
+from murmur.worlds.process.launch.children import (
+    GRACE_SECONDS,
+    UNKNOWN_CODE,
+    die_with_parent,
+    end_all,
+    exit_code,
+    is_stopped,
+)
 from murmur.worlds.process.launch.environment import BEGUN_KEY, COME_KEY, ENDED_KEY, Place, child_variables
 from murmur.worlds.process.launch.secret import draw, unnamed_file
-from murmur.worlds.process.launch.signals import STOPPED_STATUS, StopSignals, ignore_until_ready
+from murmur.worlds.process.launch.signals import STOPPED_STATUS, StopSignals, has_reached_all, ignore_until_ready
 from murmur.worlds.process.membership.client import WORLD, stalls_of
+from murmur.worlds.process.membership.stalls import ranks
 from murmur.worlds.process.store.server import StoreClient
 from murmur.worlds.process.transport.listener import listen
 
 log = logging.getLogger(__name__)
 
-GRACE_SECONDS = 5.0  # between the request to end a process and its kill
+SAVING_SECONDS = 30.0  # the same for a learner's program, as under torchrun
 POLL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
+RESUME_SECONDS = 2.0  # after a pause of the launcher, for its learners to be continued
 ASK_SECONDS = 30.0  # for an answer of the store process, which may be slow on a busy host
 PEER_LOST_STATUS = 75  # of a learner that gave up because another one is lost: a temporary failure
 Command = Callable[[Place, bool], Sequence[str]]  # (place, true to resume) -> the learner's command line
@@ -71,7 +81,7 @@ class LaunchStanding:
 
     def trains(self, unit: Unit) -> bool:
         """True if a learner holds the model and goes on with it."""
-        running = unit.code is None and not _is_stopped(unit.process)
+        running = unit.code is None and not is_stopped(unit.process)
         return running and unit.rank in self.begun - self.ended
 
     def has_ended(self, unit: Unit) -> bool:
@@ -101,7 +111,9 @@ class Launch:
         host: Interface on which the store listens.
         threads: Compute threads of each learner.
         secret: Secret of the run's processes; drawn for each launch if not given.
-        stop_signal: Signal that asks a learner to save and end; None: learners have no such signal and are ended.
+        stop_signal: Signal that asks a learner to save and end; None: learners are sent SIGTERM.
+        grace_seconds: Time for learners to end after a request to stop; then they are killed. None: no limit for
+            learners with a stop signal, 30 s for others.
         missing: Returns the names of outputs that a complete run would have and this one lacks; empty if complete.
         units: Learners of the present generation: fewer than `learners` if some were lost before training began.
         inherited: Descriptors of open files that learners inherit, such as a lock that they hold.
@@ -115,6 +127,7 @@ class Launch:
     threads: int = 1
     secret: bytes = field(default_factory=draw, repr=False)
     stop_signal: signal.Signals | None = None
+    grace_seconds: float | None = None
     missing: Callable[[], str] = str
     inherited: Sequence[int] = ()
     units: list[Unit] = field(default_factory=list)
@@ -125,8 +138,8 @@ class Launch:
     _secret_file: IO[bytes] = field(init=False, repr=False)
     _asked: StopSignals = field(default_factory=StopSignals, repr=False)
     _asked_at: float = 0.0
+    _end_at: float = math.inf  # time at which learners that still save are killed
 
-    @_quit_is_a_question()
     def run(self) -> int:
         """Start everything and wait for the end.
 
@@ -135,7 +148,7 @@ class Launch:
             `PEER_LOST_STATUS` if a learner or the store was lost, or the exit status of the learner whose failure ended
             the run.
         """
-        with self._asked:
+        with self._asked, usual_signals(), _quit_is_a_question():
             return self._run()
 
     def _run(self) -> int:
@@ -149,7 +162,7 @@ class Launch:
                 self._start(unit, resume=False)
             return self._watch(store)
         finally:
-            self._end([u.process for u in self.units if u.process])
+            self._end()
             assert store.stdin is not None
             store.stdin.close()  # it then ends by itself
             end_all([store])
@@ -208,6 +221,10 @@ class Launch:
             for unit in self.units:
                 unit.code = STOPPED_STATUS
             return
+        if first:
+            self._end_at = awake_seconds() + (math.inf if self.grace_seconds is None else self.grace_seconds)
+            limit = "" if self.grace_seconds is None else f" for up to {self.grace_seconds:g} s"
+            log.warning("%s: waiting%s until %s have saved and stopped", self._request(), limit, self._running())
         for unit in self.units:
             unit.restarts_left = 0
             if self._ended(unit) is None and unit.process is not None:
@@ -221,20 +238,44 @@ class Launch:
         except ConnectionError:
             return True  # the watch notices what has happened to the store
 
-    def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        """End learners; kill them if they would save on request, which is of no use any more."""
+    def _end(self) -> None:
+        """End the learners; kill them if they would save on request, which is of no use any more."""
+        processes = [u.process for u in self.units if u.process]
         if self.stop_signal is not None:
             for process in processes:
                 process.kill()
-        end_all(processes)
+            end_all(processes)
+        elif running := self._running():
+            grace = SAVING_SECONDS if self.grace_seconds is None else self.grace_seconds
+            why = f"{self._request()}: " if self._asked() else ""
+            log.warning("%swaiting up to %g s for %s to stop", why, grace, running)
+            killed = end_all(processes, grace, ask=not has_reached_all(self._asked.number))
+            if killed:
+                numbers = ranks([u.rank for u in self.units if u.process in killed])
+                log.error("learners %s did not stop within %g s (--grace-seconds) and were killed", numbers, grace)
+
+    def _running(self) -> str:
+        """Name the learners that have not ended; "" if all have."""
+        running = [unit.rank for unit in self.units if unit.process is not None and self._ended(unit) is None]
+        return f"learners {ranks(running)}" if running else ""
+
+    def _request(self) -> str:
+        """Name the signal that has asked to stop, and the way to end at once."""
+        return f"{signal.Signals(self._asked.number).name} (another one, after {SAME_SECONDS:g} s, ends all at once)"
 
     def _watch(self, store: subprocess.Popen[bytes]) -> int:
         while True:
             time.sleep(POLL_SECONDS)
             self._pass_on()
-            if store.poll() is not None:
+            if awake_seconds() > self._end_at:
+                grace = self.grace_seconds
+                log.error("%s did not save within %g s (--grace-seconds) and are killed", self._running(), grace)
+                return PEER_LOST_STATUS
+            if exit_code(store) is not None:
                 log.error("the store process %s: the run cannot go on", _how(store.returncode))
                 return PEER_LOST_STATUS
+            if awake_clock().since_pause < RESUME_SECONDS:
+                continue  # learners that are continued a little later are not stopped
             failed = [unit for unit in self.units if not unit.lost and self._ended(unit) not in self._well()]
             self._end_the_stopped()
             self._answer()
@@ -275,7 +316,7 @@ class Launch:
 
     def _ended(self, unit: Unit) -> int | None:
         if unit.code is None and unit.process is not None:
-            unit.code = unit.process.poll()
+            unit.code = exit_code(unit.process)
         return unit.code
 
     def _cause(self, failed: Sequence[Unit], standing: LaunchStanding) -> Unit:
@@ -284,7 +325,7 @@ class Launch:
         It ended in a different way from the others, is stopped, or has never come to the store.
         """
         running = [unit for unit in self.units if unit.code is None]
-        stopped = [unit for unit in running if _is_stopped(unit.process)]
+        stopped = [unit for unit in running if is_stopped(unit.process)]
         absent = [unit for unit in running if unit.rank not in standing.come]
         own = [unit for unit in failed if unit.code != PEER_LOST_STATUS]
         return [*own, *stopped, *absent, *failed][0]
@@ -292,7 +333,7 @@ class Launch:
     def _end_the_stopped(self) -> None:
         """End stopped learners once all others have ended the run without them."""
         others = [unit for unit in self.units if unit.code != 0 and not unit.lost]
-        if len(others) < len(self.units) and all(_is_stopped(unit.process) for unit in others):
+        if len(others) < len(self.units) and all(is_stopped(unit.process) for unit in others):
             for unit in others:
                 log.error("learner %d is stopped, and the others have ended without it", unit.rank)
                 unit.lost = True
@@ -400,30 +441,6 @@ def _begin_store() -> None:
     ignore_until_ready()
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """Return the code that a child runs before the program, so that it is killed when its parent ends in any way."""
-    if not sys.platform.startswith("linux"):
-        return None  # elsewhere the launcher's own clean-up has to do
-    prctl: Any = ctypes.CDLL(None).prctl
-    set_parent_death_signal = 1
-    return partial(prctl, set_parent_death_signal, int(signal.SIGKILL))
-
-
-def end_all(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = GRACE_SECONDS) -> None:
-    """End processes: ask, wait a little, kill."""
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
-            process.send_signal(signal.SIGCONT)  # a stopped process would not handle the signal
-    deadline = time.monotonic() + grace_seconds
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def _status(code: int | None) -> int:
     """Return the exit status for a learner's end; one ended by a signal counts as lost."""
     return PEER_LOST_STATUS if code is None or code < 0 else code
@@ -433,18 +450,8 @@ def _how(code: int | None) -> str:
     """Describe a failure; None: it has not ended, and the others have given it up."""
     if code is None:
         return "is stopped (the others have given it up)"
+    if code == UNKNOWN_CODE:
+        return "ended with an unknown status (other code of this program has waited for it)"
     if code < 0:
         return f"ended with signal {-code}"
     return f"ended with status {code}" + (" (it has lost another one)" if code == PEER_LOST_STATUS else "")
-
-
-def _is_stopped(process: subprocess.Popen[bytes] | None) -> bool:
-    """True if a child is stopped by a signal (SIGSTOP, a debugger); its exit report stays to be waited for."""
-    if process is None or process.returncode is not None:
-        return False
-    look = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
-    try:
-        found = os.waitid(os.P_PID, process.pid, look)
-    except ChildProcessError:
-        return False  # it has ended, and another thread of this program has already waited for it
-    return found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)

@@ -16,11 +16,14 @@ from typing import Any, Self
 
 from murmur.core.stop_signals import SAME_SECONDS, STOP_SIGNALS, STOPPED_STATUS, Stopped
 
-__all__ = ["STOPPED_STATUS", "StopSignals", "StopWhenPolled", "ignore_until_ready"]
+__all__ = ["STOPPED_STATUS", "StopSignals", "StopWhenPolled", "ignore_until_ready", "take_interrupts_again"]
 
 
 class StopSignals:
-    """Context in which the signals are requests; call it to ask if there was one. For the main thread only."""
+    """Context in which the signals are requests; call it to ask if there was one. For the main thread only.
+
+    SIGINT stays ignored in a process that was started to ignore it, in the background of a script.
+    """
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -56,7 +59,8 @@ class StopSignals:
 
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._take) for number in STOP_SIGNALS}
+            taken = [n for n in STOP_SIGNALS if n != signal.SIGINT or signal.getsignal(n) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._take) for number in taken}
 
     def _take(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a handler
         if self._since is None:
@@ -79,6 +83,34 @@ class StopWhenPolled(StopSignals):
 
 
 def ignore_until_ready() -> None:
-    """Ignore the signals at the start of a learner's process, until Python can handle them."""
+    """Ignore the signals at the start of a learner's process, until Python can handle them.
+
+    SIGINT is also blocked if the launcher was started to ignore it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def take_interrupts_again() -> None:
+    """Undo the ignoring of SIGINT in a learner, unless its launcher ignores SIGINT itself."""
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    if signal.SIGINT not in blocked:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def has_reached_all(number: int) -> bool:
+    """True if a signal is a Ctrl-C, which the terminal sends to this process and to all that it has started."""
+    if number != signal.SIGINT:
+        return False
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False  # this process has no terminal
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

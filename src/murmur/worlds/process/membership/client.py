@@ -9,6 +9,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from murmur.core.membership import NOTHING, Membership, Preparation, Shares, View
+from murmur.worlds.awake_clock import awake_seconds
 from murmur.worlds.process.membership.claims import ClaimClient, ClaimsAhead, Limits, claims_in
 from murmur.worlds.process.membership.server import ENTRY_SECONDS
 from murmur.worlds.process.membership.stalls import Told, read_table
@@ -70,7 +71,7 @@ class StoreMembership(Membership):
         self._failure: Exception | None = None
         self._waiting = waiting
         self._report: Report = ignore
-        self._answered = time.monotonic()
+        self._answered = awake_seconds()
         self._seeing = Lock()
         answer = self._ask("enter", size=size, lease=lease_seconds, entry=entry_seconds)
         self._view, self.lost, self._final = _view(answer), _causes(answer), frozenset(answer["final"])
@@ -147,7 +148,7 @@ class StoreMembership(Membership):
     @property
     def unheard_seconds(self) -> float:
         """Seconds since the server answered a sign of life of this learner; it does so several times a second."""
-        return time.monotonic() - self._answered
+        return awake_seconds() - self._answered
 
     def stalls(self) -> str:
         """Return the stall table as text; empty if the server may be out of reach."""
@@ -208,7 +209,7 @@ class StoreMembership(Membership):
                     "seconds": min(BEAT_SECONDS, lease / 4),
                 }
                 self._see(self._pulse.call({**head, **now})[0])
-                self._answered = time.monotonic()
+                self._answered = awake_seconds()
         except (ConnectionError, KeyError) as error:
             self._failure = None if self._left.is_set() else error
         finally:

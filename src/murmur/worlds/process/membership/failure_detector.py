@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from murmur.core.group import PeerLost
+from murmur.worlds.awake_clock import awake_seconds
 from murmur.worlds.process.membership.client import StoreMembership
 from murmur.worlds.process.transport.mail import Mail
 
@@ -110,7 +111,7 @@ class FailureDetector:
 
     def tell_stalls(self) -> None:
         """Log the stall table; only the first live learner does, and only once in a while."""
-        now = time.monotonic()
+        now = awake_seconds()
         first = min(self.membership.view().live, default=self.membership.rank)
         if first == self.membership.rank and now - self._told > SAME_SECONDS:
             self._told = now
@@ -118,7 +119,7 @@ class FailureDetector:
 
     def await_missing(self, members: Sequence[int], born: Mapping[int, int]) -> PeerLost | None:
         """Return `missing`, after a short wait: a connection may break a little before the membership knows."""
-        deadline = time.monotonic() + NAME_SECONDS
-        while (found := self.missing(members, born)) is None and time.monotonic() < deadline:
+        deadline = awake_seconds() + NAME_SECONDS
+        while (found := self.missing(members, born)) is None and awake_seconds() < deadline:
             time.sleep(LOOK_SECONDS / 10)
         return found

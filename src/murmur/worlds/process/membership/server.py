@@ -8,27 +8,31 @@ changes. It is lost when its connection closes (a killed process), or when it ha
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from threading import Condition
 from typing import Any
 
 from murmur.core.membership import MembershipTable, Shares
+from murmur.worlds.awake_clock import AwakeClock, awake_clock
 from murmur.worlds.process.transport.wire_format import Head, seconds, text, whole, wholes
 
 MOST_LEARNERS, MOST_NUMBERS, LARGEST = 1 << 16, 1 << 16, 1 << 62  # bounds on a group, on a request, on numbers
 ENTRY_SECONDS = 120.0  # default time for learners to enter after the first one
 MOST_WORDS = 500  # characters of a cause
 LOOK_SECONDS = 0.02  # shortest interval between checks of the leases
-PAUSE_SECONDS = 1.5  # a longer gap between checks means that the server itself was stopped
+PAUSE_SECONDS = 1.5  # a longer gap between checks means that no request arrived
+RESUME_SECONDS = 5.0  # after a pause of the server, for the learners of all hosts to be continued
 
 
 class MembershipServer:
-    """Server side of membership: one table per group. The caller holds the lock of `changed`."""
+    """Server side of membership: one table per group. The caller holds the lock of `changed`.
 
-    def __init__(self, changed: Condition) -> None:
-        self._changed = changed
+    Leases do not run while the server cannot. After a pause of its own it waits for learners that are continued later.
+    """
+
+    def __init__(self, changed: Condition, clock: AwakeClock | None = None) -> None:
+        self._changed, self._clock = changed, clock or awake_clock()
         self._tables: dict[str, MembershipTable] = {}
         self._until: dict[tuple[str, int], float] = {}  # ends of the learners' leases
         self._lease: dict[tuple[str, int], float] = {}
@@ -37,7 +41,7 @@ class MembershipServer:
         self._ended: set[tuple[str, int]] = set()  # learners that have left; a sign of life may still be under way
         self._lost: dict[str, dict[int, str]] = defaultdict(dict)  # causes by group and rank, in order of the losses
         self._final: dict[str, set[int]] = defaultdict(set)  # lost learners that are not started again
-        self._looked = time.monotonic()
+        self._looked = self._clock()
 
     def answer(self, head: Head) -> dict[str, Any]:
         """Answer a request {"act", "group", "rank", ...}; every answer holds the view and the causes of losses.
@@ -107,7 +111,7 @@ class MembershipServer:
         membership, lease = text(head, "group"), seconds(head, "lease")
         if membership not in self._tables:
             entry = seconds(head, "entry") if "entry" in head else ENTRY_SECONDS
-            size, until = whole(head, "size", 1, MOST_LEARNERS), time.monotonic() + entry
+            size, until = whole(head, "size", 1, MOST_LEARNERS), self._clock() + entry
             self._tables[membership] = MembershipTable.of(size)
             self._until.update({(membership, r): until for r in range(size)})
             for gone in [r for r in self._lost[membership] if r < size]:
@@ -124,15 +128,15 @@ class MembershipServer:
     def _beat(self, head: Head) -> dict[str, Any]:
         table, membership, rank = self._table(head), text(head, "group"), self._rank(head)
         known, lease = whole(head, "known", -1, LARGEST), seconds(head, "lease")
-        deadline = time.monotonic() + seconds(head, "seconds")
+        deadline = self._clock() + seconds(head, "seconds")
         if rank not in table.view.incarnations and (membership, rank) not in self._ended:
             self._join(membership, rank)  # it was wrongly considered dead
         self._renew(membership, rank, lease)
         waits, waited = head.get("waits", ""), head.get("waited", 0.0)
         if isinstance(waits, str) and isinstance(waited, float) and math.isfinite(waited):
-            self._waits[membership, rank] = waits[:MOST_WORDS], time.monotonic() - waited
+            self._waits[membership, rank] = waits[:MOST_WORDS], self._clock() - waited
         while table.view.number == known:
-            left = deadline - time.monotonic()
+            left = deadline - self._clock()
             if left <= 0:
                 break
             self._changed.wait(left)
@@ -174,7 +178,7 @@ class MembershipServer:
 
     def _tell_waits(self, head: Head) -> dict[str, Any]:
         """Return [rank, what it waits for, seconds] of every live learner."""
-        membership, now = text(head, "group"), time.monotonic()
+        membership, now = text(head, "group"), self._clock()
         found = [
             (rank, *self._waits.get((membership, rank), ("", now))) for rank in self._table(head).view.incarnations
         ]
@@ -194,16 +198,18 @@ class MembershipServer:
 
     def _renew(self, membership: str, rank: int, lease: float) -> None:
         self._lease[membership, rank] = lease
-        self._until[membership, rank] = time.monotonic() + lease
+        self._until[membership, rank] = self._clock() + lease
 
     def _expire(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         pause, self._looked = now - self._looked, max(self._looked, now - LOOK_SECONDS)
         if pause < LOOK_SECONDS:
             return
         self._looked = now
         if pause > PAUSE_SECONDS:  # the server received nothing meanwhile: no learner is to blame
             self._until = {who: until + pause for who, until in self._until.items()}
+        if self._clock.since_pause < RESUME_SECONDS:
+            return
         for (membership, rank), until in self._until.items():
             if now > until and rank in self._tables[membership].view.incarnations:
                 lease = self._lease.get((membership, rank))

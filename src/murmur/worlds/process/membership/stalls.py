@@ -5,10 +5,11 @@ Standard library only.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
+
+from murmur.worlds.awake_clock import awake_seconds
 
 TOLD_AFTER_SECONDS = 30.0  # wait after which it is reported; then again after twice as long
 Told = tuple[str, float]  # (what is waited for, or "" for nothing; seconds)
@@ -27,7 +28,7 @@ class Waits:
         """Register a wait of this thread for the duration of the block."""
         with self._lock:
             self._count += 1
-            number, since = self._count, time.monotonic()
+            number, since = self._count, awake_seconds()
             self._open[number] = what, since
         try:
             yield Wait(since)
@@ -38,8 +39,8 @@ class Waits:
     def longest(self) -> Told:
         """Return the longest current wait: what for, and the seconds."""
         with self._lock:
-            what, since = min(self._open.values(), key=lambda each: each[1], default=("", time.monotonic()))
-        return what, time.monotonic() - since
+            what, since = min(self._open.values(), key=lambda each: each[1], default=("", awake_seconds()))
+        return what, awake_seconds() - since
 
 
 class Wait:
@@ -50,7 +51,7 @@ class Wait:
 
     def is_long(self) -> bool:
         """True if the wait has become long, or twice as long as when this was last true."""
-        if time.monotonic() - self._since < self._next:
+        if awake_seconds() - self._since < self._next:
             return False
         self._next *= 2
         return True

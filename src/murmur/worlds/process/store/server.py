@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import socket
 import sys
 import time
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from threading import Condition, Lock
 from typing import Any
 
+from murmur.worlds.awake_clock import awake_seconds
 from murmur.worlds.process.launch import secret as secrets_
 from murmur.worlds.process.launch.signals import ignore_until_ready
 from murmur.worlds.process.membership.server import MembershipServer
@@ -37,6 +39,7 @@ from murmur.worlds.process.transport.wire_format import (
 log = logging.getLogger(__name__)
 PURPOSE = "store"
 LARGEST = 1 << 62  # bound on counters
+LONGEST_POLL_SECONDS = 3600.0  # select.poll counts milliseconds in 32 bits
 TELL_SECONDS = 10.0  # between two log lines about the same wait
 
 
@@ -120,10 +123,11 @@ class StoreServer:
         return {}, self._values.get(key, expected)
 
     def _wait(self, head: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
-        keys, deadline = texts(head, "keys"), time.monotonic() + seconds(head, "seconds")
+        keys, deadline = texts(head, "keys"), awake_seconds() + seconds(head, "seconds")
         while missing := [k for k in keys if k not in self._values]:
-            if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+            if (left := deadline - awake_seconds()) <= 0:
                 return {"missing": missing}, b""
+            self._changed.wait(left)
         return {"missing": []}, self._values[keys[0]]
 
     def _put(self, key: str, value: bytes) -> None:
@@ -151,17 +155,17 @@ class StoreClient:
         self._line = self._connect()
 
     def _connect(self) -> socket.socket:
-        began = time.monotonic()
+        began = awake_seconds()
         deadline, tell_at = began + self.timeout_seconds, began + TELL_SECONDS
         until = clock_time(self.timeout_seconds)
         where = f"{self.host}:{self.port}"
         while True:
             try:
-                return dial((self.host, self.port), self._secret, PURPOSE, 0, deadline - time.monotonic())
+                return dial((self.host, self.port), self._secret, PURPOSE, 0, deadline - awake_seconds())
             except Refused as error:
                 raise Refused(f"{where} is not this run's store: {error}") from error
             except OSError as error:
-                now = time.monotonic()
+                now = awake_seconds()
                 named = isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
                 if now > deadline or named:
                     raise ConnectionError(f"no store answers at {where}: {error}") from error
@@ -187,8 +191,10 @@ class StoreClient:
         request = encode_head(head, len(value), REQUEST)
         with self._lock:
             try:
-                self._line.settimeout(self.timeout_seconds if seconds is None else seconds)
+                longest = self.timeout_seconds if seconds is None else seconds
+                self._line.settimeout(longest)
                 send_frame(self._line, request, value)
+                _await_bytes(self._line, longest)
                 return receive_frame(self._line, REQUEST)
             except TimeoutError as error:
                 self._line.close()  # a late answer would be taken for the answer to the next request
@@ -216,6 +222,20 @@ class StoreClient:
         with contextlib.suppress(OSError):  # the server may have closed it first
             self._line.shutdown(socket.SHUT_RDWR)
         self._line.close()
+
+
+def _await_bytes(line: socket.socket, seconds: float) -> None:
+    """Wait until bytes have arrived or the connection has ended.
+
+    Raises:
+        TimeoutError: Neither has happened in time, without the pauses of this process.
+    """
+    poll, deadline = select.poll(), awake_seconds() + seconds
+    poll.register(line, select.POLLIN)
+    while (left := deadline - awake_seconds()) > 0:
+        if poll.poll(1000 * min(left, LONGEST_POLL_SECONDS)):
+            return
+    raise TimeoutError
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ import hmac
 import secrets
 import socket
 import struct
-import time
+
+from murmur.worlds.awake_clock import awake_seconds
 
 SPOKEN = b"murmur 2"
 GREETING = struct.Struct(f"<{len(SPOKEN)}sI32s")  # protocol name, the caller's number, its nonce
@@ -35,7 +36,7 @@ def call_in(line: socket.socket, secret: bytes, purpose: str, number: int, deadl
         secret: Secret of the launch.
         purpose: Purpose of the connection, the same on both sides.
         number: Number of this caller.
-        deadline: Deadline on the monotonic clock.
+        deadline: Deadline on the clock of `awake_seconds`.
 
     Raises:
         Refused: The host has another secret, or is another program.
@@ -89,7 +90,7 @@ def _bytes(line: socket.socket, count: int, deadline: float) -> bytes:
 
 
 def _wait_until(line: socket.socket, deadline: float) -> None:
-    left = deadline - time.monotonic()
+    left = deadline - awake_seconds()
     if left <= 0:
         raise TimeoutError("the other side does not complete the handshake")
     line.settimeout(left)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from threading import Lock, Thread
 from weakref import WeakKeyDictionary
 
+from murmur.worlds.awake_clock import awake_seconds
 from murmur.worlds.process.transport.handshake import call_in, let_in
 
 HANDSHAKE_SECONDS = 5.0  # time for a caller to complete the handshake
@@ -93,7 +94,7 @@ class Listener:
     def _meet(self, line: socket.socket) -> None:
         try:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            number = let_in(line, self._secret, self._purpose, time.monotonic() + self._handshake_seconds)
+            number = let_in(line, self._secret, self._purpose, awake_seconds() + self._handshake_seconds)
         except (OSError, EOFError, ValueError):
             line.close()  # without an explanation to an unauthenticated caller
             return
@@ -132,12 +133,12 @@ def dial(
         HungUp: The listener has closed the connection until the time was over.
         Refused: The listener has another secret.
     """
-    deadline = time.monotonic() + seconds
+    deadline = awake_seconds() + seconds
     while True:
         line = socket.socket(socket.AF_INET, socket.SOCK_STREAM)  # as in `listen`
         try:
             trying(line)
-            line.settimeout(max(RETRY_SECONDS, deadline - time.monotonic()))
+            line.settimeout(max(RETRY_SECONDS, deadline - awake_seconds()))
             line.connect(where)
             if line.getsockname() == line.getpeername():  # connected to itself: no listener, and its own port matched
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "no process listens")
@@ -145,7 +146,7 @@ def dial(
             call_in(line, secret, purpose, number, deadline)
         except (EOFError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError) as error:
             line.close()
-            if time.monotonic() > deadline:
+            if awake_seconds() > deadline:
                 raise HungUp(f"{where[0]}:{where[1]} closes the connection during the handshake") from error
             time.sleep(RETRY_SECONDS)
         except OSError:

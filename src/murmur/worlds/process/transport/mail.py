@@ -24,6 +24,7 @@ from torch import Tensor
 
 from murmur.core.group import PeerLost
 from murmur.core.torch_private import Store
+from murmur.worlds.awake_clock import TICK_SECONDS, awake_seconds
 from murmur.worlds.mailbox import Mailbox
 from murmur.worlds.process.store.torch_store import cloned
 from murmur.worlds.process.transport.listener import HungUp, Listener, dial, listen
@@ -108,13 +109,14 @@ class Mail:
     def close(self) -> None:
         """Send queued messages, then close; do not wait long for a learner that does not take its messages."""
         self._closing = True
-        deadline = time.monotonic() + CLOSING_SECONDS
+        deadline = awake_seconds() + CLOSING_SECONDS
         with self._lock:
             for outbox in self._senders.values():
                 outbox.put(None)
             threads = list(self._threads.values())
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            while thread.is_alive() and (left := deadline - awake_seconds()) > 0:
+                thread.join(min(left, TICK_SECONDS))
         self._listener.close()
 
     def _send_all(self, to: int) -> None:
@@ -129,11 +131,11 @@ class Mail:
 
     def _send(self, to: int, outbox: Outbox) -> None:
         try:
-            confirmed, since = outbox.confirmed, time.monotonic()
+            confirmed, since = outbox.confirmed, awake_seconds()
             while (error := self._carry(to, outbox)) is not None:
                 if outbox.confirmed > confirmed:
-                    confirmed, since = outbox.confirmed, time.monotonic()
-                elif time.monotonic() - since > STUCK_SECONDS:
+                    confirmed, since = outbox.confirmed, awake_seconds()
+                elif awake_seconds() - since > STUCK_SECONDS:
                     raise ConnectionError(f"connections break one after another: {error}") from error
                 time.sleep(PAUSE_SECONDS)
         except (OSError, RuntimeError) as error:
@@ -178,7 +180,7 @@ class Mail:
             return self._try_line_to(to, outbox, store)
 
     def _try_line_to(self, to: int, outbox: Outbox, store: Store) -> socket.socket:
-        deadline, patience = time.monotonic() + self._timeout, TRY_SECONDS
+        deadline, patience = awake_seconds() + self._timeout, TRY_SECONDS
 
         def trying(line: socket.socket) -> None:
             with self._lock:
@@ -189,7 +191,7 @@ class Mail:
         while True:
             where = store.get(f"mail/{to}").decode()
             host, port = where.rsplit(":", 1)
-            left = deadline - time.monotonic()
+            left = deadline - awake_seconds()
             try:
                 return dial((host, int(port)), self._secret, f"mail to {to}", self.rank, min(patience, left), trying)
             except (TimeoutError, HungUp):
@@ -230,8 +232,8 @@ class Mail:
 
     def _await_return(self, line: socket.socket, source: int, error: Exception) -> None:
         """Handle the end of a connection: its learner is lost if it ended on purpose, or opens no other one in time."""
-        deadline = time.monotonic() + (0.0 if isinstance(error, Closed | ValueError) else RETURN_SECONDS)
-        while self._latest(source) is line and not self._closing and time.monotonic() < deadline:
+        deadline = awake_seconds() + (0.0 if isinstance(error, Closed | ValueError) else RETURN_SECONDS)
+        while self._latest(source) is line and not self._closing and awake_seconds() < deadline:
             time.sleep(PAUSE_SECONDS)
         with self._lock:
             is_latest = self._incoming.get(source, (0, None))[1] is line

@@ -17,11 +17,11 @@ import secrets
 import select
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from murmur.worlds.awake_clock import awake_seconds
 from murmur.worlds.process.transport.wire_format import END, exactly, send_frame
 
 Message = tuple[bytes, memoryview]  # header and payload of a frame
@@ -82,8 +82,8 @@ class Outbox:
             self._kept.append(new)
             sent(_send(line, new))
             self._receive(line, 0.0)
-        deadline = time.monotonic() + LAST_SECONDS
-        while self._kept and time.monotonic() < deadline:
+        deadline = awake_seconds() + LAST_SECONDS
+        while self._kept and awake_seconds() < deadline:
             self._receive(line, LOOK_SECONDS)
         line.sendall(END)
 
