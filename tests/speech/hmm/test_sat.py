@@ -122,12 +122,12 @@ def test_speakers_with_too_few_frames_are_aligned_by_the_model_of_unadapted_feat
     none = align_adapted(sat.pair, feats, corpus.texts, speakers, FmllrConfig(min_frames=1e9))
     assert none.log_likelihood_per_frame == pytest.approx(plain.log_likelihood_per_frame)
     assert all(np.array_equal(none.tids[u], plain.tids[u]) for u in feats)
-    assert f"none of {len(set(speakers.values()))} speakers is adapted to" in caplog.text
+    assert f"{len(set(speakers.values()))} speakers are not adapted to" in caplog.text
     caplog.clear()
     apart = {u: "short" if u == min(feats) else speaker for u, speaker in speakers.items()}
     limit = FmllrConfig(min_frames=1.5 * len(feats[min(feats)]))
     found = align_adapted(sat.pair, feats, corpus.texts, apart, limit)
-    assert "is adapted to" not in caplog.text
+    assert "not adapted to" not in caplog.text
     assert np.array_equal(found.tids[min(feats)], plain.tids[min(feats)])
     assert any(not np.array_equal(found.tids[u], plain.tids[u]) for u in feats if u != min(feats))
 
