@@ -154,7 +154,7 @@ def test_bad_weights_are_replaced_and_the_optimizer_restarts(
     ends = ran(2, body)
     assert torch.equal(ends[0][0], ends[1][0])  # type: ignore[index]
     assert all(finite(end) and good for end, good in ends)  # type: ignore[misc]
-    assert sum("were replaced by the others'" in message for message in caplog.messages) == 1
+    assert sum("are replaced by the others' (replacement 1)" in message for message in caplog.messages) == 1
 
 
 def diverge(me: Joined, model: Net, first: float) -> None:
