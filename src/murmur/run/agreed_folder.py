@@ -21,7 +21,8 @@ from murmur.run.folder.lock import LOCK, FolderLock
 from murmur.run.folder.opened import OpenedRun, opened
 from murmur.run.folder.state import Ending, read_ending, write_ending
 from murmur.worlds.mpi.world import MpiWorld
-from murmur.worlds.process.launch.environment import Place, check_meeting_point
+from murmur.worlds.process.launch.addresses import check_meeting_point
+from murmur.worlds.process.launch.environment import Place
 from murmur.worlds.process.store.torch_store import connect
 
 POLL_SECONDS = 0.05

@@ -33,7 +33,8 @@ from murmur.run.folder.contents import LAUNCH
 from murmur.run.folder.state import write_reason
 from murmur.run.request import RunRequest
 from murmur.run.score import report
-from murmur.worlds.process.launch.environment import Place, check_meeting_point, place_of, threads_per_learner
+from murmur.worlds.process.launch.addresses import check_meeting_point
+from murmur.worlds.process.launch.environment import Place, place_of, threads_per_learner
 from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS
 from murmur.worlds.process.launch.signals import STOPPED_STATUS, StopWhenPolled, take_interrupts_again
 from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS

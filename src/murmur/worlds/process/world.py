@@ -20,6 +20,7 @@ from murmur.core.trace import Span
 from murmur.core.world import Program, drive
 from murmur.worlds.awake_clock import awake_seconds
 from murmur.worlds.process.group import TorchGroup, Wiring
+from murmur.worlds.process.launch.addresses import own_address
 from murmur.worlds.process.launch.arrival import Arrival
 from murmur.worlds.process.launch.environment import (
     BEGUN_KEY,
@@ -27,7 +28,6 @@ from murmur.worlds.process.launch.environment import (
     ENDED_KEY,
     READY_KEY,
     Place,
-    address_towards,
 )
 from murmur.worlds.process.membership.client import WORLD, StoreMembership
 from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS, FailureDetector
@@ -157,9 +157,9 @@ class ProcessWorld:
         if store is None:
             store = connect(self.place, self.start_seconds)
         store.set_timeout(timedelta(seconds=self.timeout_seconds))
-        address = address_towards(self.place.host)
         seat = ProcessSeat(self.place.rank, time.monotonic(), self.sink)
         seat.device = self.device
+        address = own_address(self.place, store, self.start_seconds)
         # True if an earlier process of this learner was here, or if the learner was added.
         seat.late = self.place.rank >= self.size or bool(store.check([f"{READY_KEY}/{self.place.rank}"]))
         waits = Waits()

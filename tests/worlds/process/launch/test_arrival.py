@@ -13,8 +13,9 @@ import pytest
 
 from murmur.core.group import PeerLost
 from murmur.worlds.process.launch import arrival
+from murmur.worlds.process.launch.addresses import check_meeting_point
 from murmur.worlds.process.launch.arrival import Arrival
-from murmur.worlds.process.launch.environment import COME_KEY, READY_KEY, Place, check_meeting_point, place_of, resolve
+from murmur.worlds.process.launch.environment import COME_KEY, READY_KEY, Place, addresses_of, place_of
 from murmur.worlds.process.membership.client import StoreMembership
 from murmur.worlds.process.store.server import PURPOSE, StoreClient, StoreServer
 from murmur.worlds.process.store.torch_store import NetStore, connect
@@ -131,7 +132,7 @@ def test_learners_end_soon_after_one_that_is_not_waited_for(server: StoreServer)
 
 def test_a_name_without_an_address_says_where_it_comes_from_and_what_to_set() -> None:
     for call in (
-        lambda: resolve(NOWHERE, "SLURM_STEP_NODELIST"),
+        lambda: addresses_of(NOWHERE, "SLURM_STEP_NODELIST"),
         lambda: check_meeting_point(replace(PLACE, host=NOWHERE)),
     ):
         with pytest.raises(

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from murmur.worlds.process.launch.addresses import address_towards
 from murmur.worlds.process.launch.environment import (
     Place,
-    address_towards,
     backend_of,
     first_host,
     place_of,

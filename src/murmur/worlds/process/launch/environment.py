@@ -38,6 +38,7 @@ class Place:
         store: Owner of the store: murmur's launcher ("murmur"), torchrun, or learner 0, which has to open it.
         secret: Secret of the launch (see `secret`); empty if learners cannot prove that they belong to one run.
         named_by: Variable or file that names `host`, for messages.
+        local_known: False if `local_size` was not given.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class Place:
     store: Literal["murmur", "torchrun", "learner 0"] = "murmur"
     secret: bytes = field(default=b"", repr=False)
     named_by: str = "MASTER_ADDR"
+    local_known: bool = True
 
     @property
     def prefix(self) -> str:
@@ -62,7 +64,7 @@ class Place:
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
             "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_size),
+            **({"LOCAL_WORLD_SIZE": str(self.local_size)} if self.local_known else {}),
             "MASTER_ADDR": self.host,
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_RESTART_COUNT": str(self.generation),
@@ -98,6 +100,7 @@ def place_of(variables: Mapping[str, str] | None = None) -> Place | None:
         local_size=int(given.get("LOCAL_WORLD_SIZE", size)),
         store=_store_of(given),
         secret=_secret_of(given),
+        local_known="LOCAL_WORLD_SIZE" in given,
     )
 
 
@@ -237,31 +240,8 @@ def backend_of(devices: Sequence[str], hosts: Sequence[str], nccl_available: boo
     return "nccl" if nccl_available and one_host and own_gpus and len(devices) > 1 else "gloo"
 
 
-def check_meeting_point(place: Place) -> None:
-    """Check the name of the meeting point and, for the learner that opens it, the port, before anything else.
-
-    Raises:
-        ValueError: The name has no address here, or the port cannot be opened; says what to set.
-    """
-    where = f"{place.host}:{place.port}"
-    if place.rank > 0 or place.store != "learner 0":
-        resolve(place.host, place.named_by)
-        return
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((resolve(place.host, place.named_by), place.port))
-    except OSError as error:
-        if error.errno not in PORT_ERRORS:
-            raise
-        raise ValueError(
-            f"learner 0 on {socket.gethostname()} cannot listen at {where}: {error.strerror}; set MASTER_ADDR to an"
-            " address of learner 0's host and MASTER_PORT to a free port there, the same for all learners"
-        ) from error
-
-
-def resolve(host: str, named_by: str = "MASTER_ADDR") -> str:
-    """Return the address of a host's name.
+def addresses_of(host: str, named_by: str = "MASTER_ADDR") -> list[str]:
+    """Return the IPv4 addresses of a host's name.
 
     Args:
         host: Name or address.
@@ -271,21 +251,22 @@ def resolve(host: str, named_by: str = "MASTER_ADDR") -> str:
         ValueError: It has none; says where the name comes from and what to set.
     """
     try:
-        return socket.gethostbyname(host)
+        found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(each[4][0]) for each in found))
     except (OSError, UnicodeError) as error:
         raise ValueError(
-            f"host name {host!r} (from {named_by}) has no address on {socket.gethostname()}: {error}; set MASTER_ADDR"
-            " to an address of learner 0's host that all learners can reach, or add the name to /etc/hosts (under"
-            " Slurm: set the node's NodeAddr)"
+            f"host name {host!r} (from {named_by}) has no {_lacking(host)}address on {socket.gethostname()}: {error};"
+            " set MASTER_ADDR to an address of learner 0's host that all learners can reach, or add the name to"
+            " /etc/hosts (under Slurm: set the node's NodeAddr)"
         ) from error
 
 
-def address_towards(host: str) -> str:
-    """Return this host's address on the route to `host`: loopback for a store on loopback, no wider than needed."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((resolve(host), 9))  # a datagram socket: no packet is sent
-        address: str = probe.getsockname()[0]
-        return address
+def _lacking(host: str) -> str:
+    """Return "IPv4 " for a host that has other addresses."""
+    try:
+        return "IPv4 " if socket.getaddrinfo(host, None) else ""
+    except (OSError, UnicodeError):
+        return ""
 
 
 def meeting_host(hosts: Sequence[str]) -> str:
@@ -297,7 +278,7 @@ def meeting_host(hosts: Sequence[str]) -> str:
     if len(set(hosts)) == 1:
         return "127.0.0.1"
     named = os.environ.get("MASTER_ADDR")
-    host = resolve(named or hosts[0], "MASTER_ADDR" if named else "the name of learner 0's host")
+    host = addresses_of(named or hosts[0], "MASTER_ADDR" if named else "the name of learner 0's host")[0]
     if host.startswith("127."):
         raise ValueError(
             f"the name of learner 0's host, {hosts[0]}, is {host} there, which others cannot reach: set MASTER_ADDR to"

@@ -10,7 +10,8 @@ from datetime import timedelta
 from functools import cache
 
 from murmur.core.torch_private import PrefixStore, Store, TCPStore
-from murmur.worlds.process.launch.environment import PORT_ERRORS, Place, check_meeting_point, resolve
+from murmur.worlds.process.launch.addresses import check_meeting_point, is_loopback, listening_address
+from murmur.worlds.process.launch.environment import PORT_ERRORS, Place
 from murmur.worlds.process.launch.secret import draw
 from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.transport.listener import listen
@@ -123,7 +124,7 @@ def connect(place: Place, timeout_seconds: float) -> Store:
 def _open(place: Place) -> StoreServer:
     """Open the store of a launch; it ends with this process."""
     check_meeting_point(place)
-    if not place.secret and not place.host.startswith("127."):
+    if not place.secret and not is_loopback(listening_address(place)):
         log.warning(
             "any process that can reach %s:%d can take part in this run: give every learner the same --secret-file",
             place.host,
@@ -134,7 +135,7 @@ def _open(place: Place) -> StoreServer:
 
 def _listen_at(place: Place) -> socket.socket:
     try:
-        return listen(resolve(place.host, place.named_by), place.port)
+        return listen(listening_address(place), place.port)
     except OSError as error:
         if error.errno not in PORT_ERRORS:
             raise
