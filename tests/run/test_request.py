@@ -74,6 +74,13 @@ def test_another_text_is_refused(text: str, tmp_path: Path) -> None:
         RunRequest.read(tmp_path / "request.json")
 
 
+def test_a_number_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    whole = json.loads(RunRequest(source="toy", out=tmp_path, lease_seconds=5).to_json())
+    (tmp_path / "request.json").write_text(json.dumps({**whole, "lease_seconds": 10**400}))
+    with pytest.raises(SettingError, match=r"request\.json is damaged"):
+        RunRequest.read(tmp_path / "request.json")
+
+
 def test_the_file_holds_for_learners_in_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     request = RunRequest(source="toy", init=Path("runs/a"), out=tmp_path / "out", lease_seconds=5)

@@ -126,7 +126,7 @@ class RunRequest:
         """
         try:
             return cls.from_json(read_plain(path).decode())
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:  # an integer that no number of 64 bits holds
             raise SettingError(f"{path} is damaged, or of another version: {error}") from error
 
 
