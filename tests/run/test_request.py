@@ -38,6 +38,7 @@ FITS = {  # fields -> values of OTHERS that are of their type
     "force": {"truth"},
     "lease_seconds": {"number"},
     "start_seconds": {"number"},
+    "grace_seconds": {"number"},
 }
 
 
