@@ -43,6 +43,10 @@ def test_a_plan_sets_the_lease() -> None:
     assert status(", murmur.Plan(lease_seconds=0.5)")[0] != 0
 
 
+def test_a_plan_sets_the_longest_wait_for_a_learner_that_lives() -> None:
+    assert status(", murmur.Plan(timeout_seconds=1.0)")[0] != 0
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
 def test_a_lease_is_positive_and_finite(seconds: float) -> None:
     with pytest.raises(ValueError, match="lease_seconds"):

@@ -39,13 +39,14 @@ def test_the_clock_counts_the_time_between_pauses(course: list[tuple[bool, float
     for paused, seconds in course:
         if paused:
             machine.pause(seconds)
-            assert machine.clock.since_pause == 0.0
+            assert machine.clock.settles(RESUME_SECONDS)
             pauses += 1
         else:
             machine.run(min(seconds, 10.0))
             ran += TICK_SECONDS * round(min(seconds, 10.0) / TICK_SECONDS)
     assert machine.clock() - began == pytest.approx(ran + TICK_SECONDS * pauses, abs=1e-4)
-    assert pauses or math.isinf(machine.clock.since_pause)
+    machine.run(RESUME_SECONDS)
+    assert not machine.clock.settles(RESUME_SECONDS)
 
 
 def test_a_process_has_one_clock_and_its_waits_end() -> None:
@@ -94,7 +95,7 @@ def test_a_pause_of_all_loses_no_learner(seconds: float, first: int) -> None:
     server.run(5.0, ALL)
     server.machine.pause(seconds)
     assert server.beat(first) == ALL  # it is continued before the others
-    assert server.run(RESUME_SECONDS - 1.0, [first]) == ALL
+    assert server.run(min(seconds, RESUME_SECONDS) - 2 * TICK_SECONDS, [first]) == ALL
     assert server.run(10.0, ALL) == ALL
 
 
@@ -111,6 +112,14 @@ def test_a_learner_that_is_not_continued_with_the_others_is_lost() -> None:
     server.run(5.0, ALL)
     server.machine.pause(25.0)
     assert server.run(RESUME_SECONDS + LEASE + 1.0, [0, 2]) == [0, 2]
+
+
+def test_a_short_pause_delays_the_loss_of_a_stopped_learner_by_no_more_than_itself() -> None:
+    server, pause = Server(3), PAUSE_SECONDS + 0.1
+    server.run(5.0, ALL)
+    server.run(LEASE / 2, [0, 2])
+    server.machine.pause(pause)
+    assert server.run(pause + LEASE, [0, 2]) == [0, 2]
 
 
 def test_a_learner_that_is_stopped_alone_is_lost_after_its_lease() -> None:

@@ -30,25 +30,27 @@ class AwakeClock:
         self._source, self._lock = source, Lock()
         self._read = source()
         self._paused = 0.0
-        self._resumed = -math.inf
+        self._resumed, self._length = -math.inf, 0.0
 
     def __call__(self) -> float:
         """Return the present time."""
         with self._lock:
             return self._now()
 
-    @property
-    def since_pause(self) -> float:
-        """Seconds since the end of the latest pause; infinite before the first one."""
+    def settles(self, seconds: float) -> bool:
+        """True after a pause, for as long as it lasted and at most `seconds`: others may be continued a little later.
+
+        A pause may also be a busy processor; it is short, and hardly delays what waits for this.
+        """
         with self._lock:
-            return self._now() - self._resumed
+            return self._now() - self._resumed < min(seconds, self._length)
 
     def _now(self) -> float:
         read = self._source()
         gap, self._read = read - self._read, read
         if gap > PAUSE_SECONDS:
             self._paused += gap - TICK_SECONDS
-            self._resumed = read - self._paused
+            self._resumed, self._length = read - self._paused, gap
         return read - self._paused
 
 

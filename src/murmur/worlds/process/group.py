@@ -19,6 +19,7 @@ from murmur.core.group import Group, Message, PeerLost, WorldMismatch
 from murmur.core.membership import Membership
 from murmur.core.torch_private import c10d
 from murmur.core.trace import COMMUNICATING, WAITING, Trace
+from murmur.worlds.awake_clock import awake_seconds
 from murmur.worlds.mailbox import PostOffice
 from murmur.worlds.process.launch.environment import Backend, backend_of
 from murmur.worlds.process.membership.client import WORLD, CountedMembership, StoreMembership
@@ -32,6 +33,7 @@ from murmur.worlds.process.transport.traffic import Flow
 from murmur.worlds.real import Activity
 
 Work = Any  # torch._C._distributed_c10d.Work
+GLOO_SECONDS = 30 * 86400.0  # gloo's own timeout where this module has one: gloo's runs while a process is stopped
 FORMING_SECONDS = 10.0  # short, because a member of a new group may die before it is formed
 
 
@@ -143,7 +145,8 @@ class TorchGroup(Group):
             if lost.learner is None:
                 self._blame("forming")
             raise
-        made.set_timeout(timedelta(seconds=self.wiring.timeout_seconds))
+        own = self.wiring.timeout_seconds if check is None else GLOO_SECONDS
+        made.set_timeout(timedelta(seconds=own))
         self._connections = GlooSockets(devices, before)
         return made
 
@@ -356,8 +359,11 @@ class TorchGroup(Group):
         failure_detector = self.wiring.failure_detector
         # For the CPU, NCCL's work ends when it has been queued; waiting longer would end the overlap.
         with self.wiring.waits.on(f"the {verb} of {self._who}") as wait:
+            deadline = awake_seconds() + self.wiring.timeout_seconds
             while failure_detector is not None and self._nccl is None and not ended(work, LOOK_SECONDS):
                 self._give_up(failure_detector.missing(self.members, self._born), verb)
+                if awake_seconds() > deadline:
+                    self._give_up(PeerLost(f"not all took part within {self.wiring.timeout_seconds:g} s"), verb)
                 if wait.is_long():
                     failure_detector.tell_stalls()
         try:

@@ -55,8 +55,12 @@ class Place:
 
     @property
     def prefix(self) -> str:
-        """Prefix of the keys of this launch."""
-        return f"generation-{self.generation}/"
+        """Prefix of the keys of this launch.
+
+        torchrun counts the restarts of each of its agents, so the learners of one attempt have different numbers. A
+        store of learner 0 begins empty in each attempt and needs none.
+        """
+        return f"generation-{0 if self.store == 'learner 0' else self.generation}/"
 
     def variables(self) -> dict[str, str]:
         """torchrun's environment variables for this place, without the secret."""

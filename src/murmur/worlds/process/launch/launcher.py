@@ -274,7 +274,7 @@ class Launch:
             if exit_code(store) is not None:
                 log.error("the store process %s: the run cannot go on", _how(store.returncode))
                 return PEER_LOST_STATUS
-            if awake_clock().since_pause < RESUME_SECONDS:
+            if awake_clock().settles(RESUME_SECONDS):
                 continue  # learners that are continued a little later are not stopped
             failed = [unit for unit in self.units if not unit.lost and self._ended(unit) not in self._well()]
             self._end_the_stopped()

@@ -22,7 +22,7 @@ ENTRY_SECONDS = 120.0  # default time for learners to enter after the first one
 MOST_WORDS = 500  # characters of a cause
 LOOK_SECONDS = 0.02  # shortest interval between checks of the leases
 PAUSE_SECONDS = 1.5  # a longer gap between checks means that no request arrived
-RESUME_SECONDS = 5.0  # after a pause of the server, for the learners of all hosts to be continued
+RESUME_SECONDS = 5.0  # after a long pause of the server, for the learners of all hosts to be continued
 
 
 class MembershipServer:
@@ -208,7 +208,7 @@ class MembershipServer:
         self._looked = now
         if pause > PAUSE_SECONDS:  # the server received nothing meanwhile: no learner is to blame
             self._until = {who: until + pause for who, until in self._until.items()}
-        if self._clock.since_pause < RESUME_SECONDS:
+        if self._clock.settles(RESUME_SECONDS):
             return
         for (membership, rank), until in self._until.items():
             if now > until and rank in self._tables[membership].view.incarnations:

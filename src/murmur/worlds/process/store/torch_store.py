@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 
@@ -13,6 +14,7 @@ from murmur.core.torch_private import PrefixStore, Store, TCPStore
 from murmur.worlds.process.launch.addresses import check_meeting_point, is_loopback, listening_address
 from murmur.worlds.process.launch.environment import PORT_ERRORS, Place
 from murmur.worlds.process.launch.secret import draw
+from murmur.worlds.process.store.attempt import agreed_attempt
 from murmur.worlds.process.store.server import StoreClient, StoreServer
 from murmur.worlds.process.transport.listener import listen
 
@@ -117,7 +119,26 @@ def connect(place: Place, timeout_seconds: float) -> Store:
         raise ConnectionError(
             f"learner {place.rank} found no store at {where}: is torchrun alive? ({error})"
         ) from error
-    return PrefixStore(place.prefix, theirs)
+    return PrefixStore(_prefix_in(place, theirs, timeout_seconds), theirs)
+
+
+def _prefix_in(place: Place, theirs: Store, timeout_seconds: float) -> str:
+    """Return the prefix of this attempt's keys in torchrun's store; one agent counts the restarts of all learners."""
+    return place.prefix if place.local_size == place.size else _attempt(Agents(place, theirs, timeout_seconds))
+
+
+@dataclass(frozen=True)
+class Agents:
+    """Launch by several of torchrun's agents; the same launch has the same place."""
+
+    place: Place
+    store: Store = field(compare=False)
+    seconds: float = field(compare=False)
+
+
+@cache  # a process belongs to one attempt
+def _attempt(agents: Agents) -> str:
+    return f"attempt-{agreed_attempt(agents.place, agents.store, agents.seconds)}/"
 
 
 @cache  # a process opens the store of its launch once, for all that it does there
