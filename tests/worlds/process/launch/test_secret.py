@@ -133,13 +133,17 @@ def test_learners_of_a_foreign_launcher_train_with_a_secret_file(tmp_path: Path)
 
 
 def listening(place: Place) -> list[str]:
-    """Return the listening addresses of this process, as a learner of a world of several."""
+    """Return the listening addresses that this process opens as a learner of a world of several."""
+    before = listeners()
     with ProcessWorld(place, timeout_seconds=20, store=connect(place, 20)).seated():
-        own = {link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
-        rows = [
-            r.split() for name in ("tcp", "tcp6") for r in Path("/proc/self/net", name).read_text().splitlines()[1:]
-        ]
-        return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+        return [where for inode, where in listeners().items() if inode not in before]
+
+
+def listeners() -> dict[str, str]:
+    """Return the addresses on which this process listens, by inode; earlier tests may have left some."""
+    own = {link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    rows = [r.split() for name in ("tcp", "tcp6") for r in Path("/proc/self/net", name).read_text().splitlines()[1:]]
+    return {r[9]: r[1].partition(":")[0] for r in rows if r[3] == "0A" and f"socket:[{r[9]}]" in own}
 
 
 def test_mail_and_collectives_listen_on_loopback_only(pool: Pool) -> None:
