@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := speech,synth,viz
-.PHONY: demo test test-all processors matrix cluster-check fuzz fuzz-runs check bench soak peers results dist wheel-check docs clean
+# The frameworks whose integrations are tested, in an environment of their own.
+FRAMEWORKS := lightning==2.6.6 transformers==5.24.0 accelerate==1.15.0 lhotse==1.33.0 hydra-core==1.3.8 \
+  wandb==0.31.0 trackio==0.43.0 mlflow-skinny==3.17.2
+.PHONY: demo test test-all processors matrix cluster-check fuzz fuzz-runs check bench bench-all soak peers integrations results dist wheel-check docs clean
 
 # torch goes in alone and first, so that nothing else may choose another build of it.
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e papers
 	touch $@
 
 .venv/installed-dev: .venv/installed
@@ -18,12 +22,13 @@ EXTRAS := speech,synth,viz
 demo: .venv/installed
 	$(BIN)/murmur demo
 
+# The tests of a file share their set-up, so that one process runs them all.
 test: .venv/installed-dev
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile
 
-# With the long campaigns too, and the tests that compute as on other processors; hours.
-test-all: .venv/installed-dev
-	$(BIN)/pytest -n 2 -m "not gpu and not cluster"
+# With the long campaigns too, the frameworks, and the tests that compute as on other processors; hours.
+test-all: .venv/installed-dev .venv-integrations/installed
+	$(BIN)/pytest -n 2 --dist loadfile -m "not gpu and not cluster"
 	$(BIN)/python tests/processors/campaign.py
 
 # The tests that compute with the instructions of other processors and with 1, 2 and 4 threads; an hour and more.
@@ -41,7 +46,7 @@ cluster-check: .venv/installed-dev
 # 600 hostile cases for every reader; make fuzz FIRST=600 goes on where that ended.
 FIRST ?= 0
 fuzz: .venv/installed-dev
-	$(BIN)/python tests/fuzz/campaign.py --first $(FIRST) --count 600
+	$(BIN)/python -m tests.fuzz.campaign --first $(FIRST) --count 600
 
 # 100,000 simulated runs of random strategies with random faults; it goes on where it ended.
 fuzz-runs: .venv/installed-dev
@@ -52,8 +57,14 @@ check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The benchmarks that scripts mark as bars; an interrupted call continues.
 bench: .venv/installed-dev
-	@for script in $(filter-out $(addprefix benchmarks/,adaptation_speed.py device_gradients.py folds.py fuzz_cases.py fuzz_oracle.py fuzz_processes.py fuzz_runs.py sequence_step.py export_agreement.py word_times.py measure.py results.py namespaces.py paced.py equal_samples.py natural_gradient_samples.py noise_perturbation.py graph_memory.py kills.py learning_curves.py pronunciations.py soak.py trouble.py studies.py studies_cells.py studies_page.py studies_pictures.py two_processes.py),$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+	$(BIN)/python benchmarks/bench.py bar
+
+# All benchmarks, hours; make bench-all FOLDERS="--folder task.corpus=PATH" names data that records call FOLDER.
+FOLDERS ?=
+bench-all: .venv/installed-dev
+	$(BIN)/python benchmarks/bench.py $(FOLDERS)
 
 # An hour of faults; as root on hosts of their own (network namespaces), else kills and stops only.
 soak: .venv/installed-dev
@@ -64,6 +75,19 @@ peers:
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt accelerate==1.15.0 torchft-nightly==2026.10.26
+
+# Lightning, transformers, accelerate, SpeechBrain, lhotse and hydra, for tests/integrations and the examples; 2 GB.
+integrations: .venv-integrations/installed
+
+# torch first, as above. SpeechBrain comes without what it requires: torchaudio does not import beside this torch.
+.venv-integrations/installed: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv .venv-integrations
+	.venv-integrations/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-integrations/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e . $(FRAMEWORKS) \
+	  soundfile pytest pytest-timeout
+	.venv-integrations/bin/pip install --quiet --disable-pip-version-check --no-deps speechbrain==1.1.2 \
+	  hyperpyyaml==1.2.3 ruamel.yaml==0.19.1 ruamel.yaml.clib==0.2.15 scipy==1.17.1 joblib==1.6.0 requests==2.34.2
+	touch $@
 
 results: .venv/installed-dev
 	$(BIN)/python benchmarks/results.py
@@ -88,4 +112,4 @@ wheel-check: dist
 	$(PYTHON) tests/packaging/wheel_check.py dist/*.whl
 
 clean:
-	rm -rf .venv .venv-matrix .venv-dist .venv-peers site runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-matrix .venv-dist .venv-peers .venv-integrations site runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

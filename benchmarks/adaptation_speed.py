@@ -20,17 +20,18 @@ from pathlib import Path
 import torch
 
 from measure import bar, close, interleave, median_ratio
-from murmur.run.configuration import configure, load
+from murmur.run.configuration import configure, resolved
 from murmur.speech.decoding.decode_set import Decoded
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.hmm import passes
 from murmur.speech.hmm.blocks import Block, cut_into_blocks
+from murmur.speech.hmm.fmllr import Transforms, speaker_stats, transforms_from_paths, use_transforms
 from murmur.speech.hmm.sat import SatConfig
-from murmur.speech.hmm.speaker_transforms import Transforms, speaker_stats, transforms_from_paths, use_transforms
-from murmur.tasks.hybrid.config import first_options
-from murmur.tasks.hybrid.decode import pairs
-from murmur.tasks.hybrid.task import HybridTask
-from murmur.tasks.hybrid.two_pass import TwoPass, adapted_scores
+from murmur.speech.tasks.graph_sources import first_options
+from murmur.speech.tasks.hybrid.decode import TwoPass
+from murmur.speech.tasks.hybrid.task import HybridTask
+
+KIND = "study"
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -86,8 +87,9 @@ class Decoding:
         return self._decoded(transforms, self._wide)
 
     def _decoded(self, transforms: Transforms, options: DecodeOptions) -> Decoded:
-        scores = partial(adapted_scores, self._half.stage.pair, self._feats, self._dev.speakers, transforms)
-        return self._half.words.decode(pairs(self._dev.texts, scores), options)
+        pair, speakers = self._half.stage.pair, self._dev.speakers
+        scores = ((name, pair.loglikes(self._feats[name], transforms.get(speakers[name]))) for name in self._dev.texts)
+        return self._half.words.decode(scores, options)
 
 
 def main() -> None:
@@ -98,7 +100,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    task = configure(load(given.recipe), given.settings).task
+    task = configure(resolved(given.recipe), given.settings).task
     if not isinstance(task, HybridTask) or task.hmm.sat is None:
         raise SystemExit(f"{given.recipe} has no speaker-adapted Gaussian system")
     training = interleave(training_sides(task, task.hmm.sat), given.repeats)

@@ -40,19 +40,18 @@ from murmur.engine.record import Record
 from murmur.engine.scaling import Fixed
 from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
-from murmur.speech.features.chunks import ChunkBatch, ChunkTable
-from murmur.speech.features.frame_shards import AlignedFrames, make
-from murmur.speech.features.frame_store import FrameStore, open_store
+from murmur.speech.features.chunks import AlignedFrames, ChunkBatch, Chunks, ChunkTable
+from murmur.speech.features.shards import FrameStore, make, open_store
 from murmur.strategies import KAVG
-from murmur.tasks.hybrid.config import Chunks
-from murmur.worlds.process.launch.environment import place_of
-from murmur.worlds.process.launch.launcher import Launch
+from murmur.worlds.process.environment import place_of
+from murmur.worlds.process.launcher import Launch
 from murmur.worlds.process.world import ProcessWorld
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "peers"))
 import kaldi_job  # noqa: E402
 
+KIND = "bar"
 NAME = "averaging_frequency"
 LEARNERS, PARAMETERS, BINS = 2, 2_100_000, 40
 FRAMES_PER_SECOND, FRAMES_PER_CHUNK, CONTEXT = 60_000.0, 100, 12

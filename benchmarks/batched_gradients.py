@@ -22,11 +22,12 @@ from measure import bar, close, interleave, median_ratio
 from murmur.core.flat import Layout
 from murmur.engine.stacked import gradients_of
 from murmur.engine.task import Stackable
-from murmur.recipes.toy import ToyTask
 from murmur.speech.features.chunks import ChunkBatch
 from murmur.speech.models import Dnn
-from murmur.tasks.frames import FramesTask
+from murmur.speech.tasks.frames import FramesTask
+from murmur.tasks.toy import ToyTask
 
+KIND = "study"
 LEARNERS, REPEATS, MIN_SECONDS = (8, 32), 5, 0.3
 FRAMES, BINS, STATES, CELLS = 40, 40, 100, 64
 GPU_BAR = 3.0

@@ -30,15 +30,16 @@ from murmur.core.facts import FactsOfInner
 from murmur.core.learner import Strategy
 from murmur.core.mixing import randomized_ring
 from murmur.strategies import ADPSGD, SuperLearners
-from murmur.worlds.process.launch.environment import Place, place_of
-from murmur.worlds.process.store.server import StoreClient
+from murmur.worlds.process.environment import Place, place_of
+from murmur.worlds.process.store_server import StoreClient
 from murmur.worlds.process.world import ProcessWorld
 from namespaces import Network, hosts, refusal
 from trouble import Troubled, troubled
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
-from averaging_only import Averaging, Still
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support.averaging_only import Averaging, Still
 
+KIND = "bar"
 SIZE, WIDTH, MINIBATCHES, GRADIENT_SECONDS, BITS = 4, 20_000, 4000, 0.005, 1e9
 EVERY_SECONDS = 0.1  # mean time between two cuts
 PATIENCE_SECONDS, TOLERANCE = 120.0, 1e-10

@@ -16,24 +16,24 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import nn
 
-from murmur.core.pending_gradient import ComputeBatch, PendingGradient
-from murmur.core.source import Gradient
+from murmur.core.source import ComputeBatch, Gradient, PendingGradient
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import Adam
 from murmur.engine.scaling import Auto
 from murmur.engine.schedule import Constant
 from murmur.engine.stacked import draw_together
-from murmur.engine.stacked_device import DeviceGradients
 from murmur.engine.trainer import Trainer
 from murmur.speech.features.chunks import ChunkBatch, ChunkTable
+from murmur.speech.tasks.frames import FramesTask
 from murmur.strategies import ADPSGD
-from murmur.studies.papers.networks import BLSTM, WINDOWS
-from murmur.tasks.frames import FramesTask
 from murmur.tasks.generated_frames import GeneratedFrames
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
+from murmur_papers.studies.device_gradients import DeviceGradients
+from murmur_papers.studies.networks import BLSTM, WINDOWS
 
+KIND = "study"
 FRAMES = GeneratedFrames(count=400, length=400, dims=40, classes=900)
 WAYS = ("alone", "together", "GPU")
 
@@ -47,17 +47,17 @@ class Windows(FramesTask):
     """Windows of generated frames."""
 
     @property
-    def _table(self) -> ChunkTable:
+    def order(self) -> ChunkTable:
         return ChunkTable(FRAMES.lengths, **asdict(self.chunks), seed=self.seed)
 
     def model(self) -> nn.Module:
         return self.network.build(FRAMES.dims, FRAMES.classes)
 
     def minibatch(self, n: int) -> ChunkBatch:
-        return self._table.batch(n, FRAMES)
+        return self.order.batch(n, FRAMES)
 
     def piece(self, n: int, number: int, of: int) -> ChunkBatch | None:
-        return self._table.piece(n, number, of, FRAMES)
+        return self.order.piece(n, number, of, FRAMES)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {"loss": self.loss(model, self.minibatch(0)).total.item()}

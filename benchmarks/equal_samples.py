@@ -27,27 +27,30 @@ continues from there. `--jobs` cells run at the same time; figures do not depend
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
+from cells import Cell, rows_of
 from measure import bar, close
+from murmur.comparison.rows import Row, Rows, digest_of
+from murmur.comparison.virtual import train as follow
 from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
 from murmur.core.mixing import randomized_ring, ring
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
 from murmur.engine.scaling import Auto
-from murmur.run.configuration import configure, load
+from murmur.report.error_rate import difference
+from murmur.run.configuration import configure, resolved
 from murmur.simulation.planner.table import shown
 from murmur.strategies import (
     ADPSGD,
@@ -64,12 +67,10 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
-from murmur.strategies.adaptive_rules import Geometric, PostLocal, Quadratic
-from murmur.studies.comparison.intervals import difference
-from murmur.studies.comparison.rows import Row, Rows, digest_of
-from murmur.studies.comparison.virtual import train as follow
+from murmur.strategies.adaptive_kavg import Geometric, PostLocal, Quadratic
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 
+KIND = "study"
 KEPT = Path(__file__).parents[1] / "results" / "equal_samples.jsonl"
 FORMAT = 1  # to be raised with a change of recipes or code that changes figures
 SEEDS, ONE_LEARNER, TRIALS = (0, 1, 2), (0.5, 1.0, 2.0, 4.0), (1.0, 2.0)
@@ -166,7 +167,7 @@ PINNED: dict[str, tuple[str, ...]] = {  # what recipes had when the study began;
 
 
 @dataclass(frozen=True)
-class Cell:
+class Settings:
     """A run: strategy by name, learners, rate over that of the recipe, seed, regime, optimizer."""
 
     name: str
@@ -206,47 +207,36 @@ class Study:
     jobs: int
     done: dict[str, Row]
 
-    def key(self, cell: Cell) -> str:
+    def key(self, cell: Settings) -> str:
         """Return the digest of a run: of its settings here, and of FORMAT for those of recipes and code."""
         recipe, fixed = SETTINGS[self.corpus]
         return digest_of([FORMAT, self.corpus, recipe, fixed, vars(cell), shown(STRATEGIES[cell.name])])
 
-    def rows(self, cells: Sequence[Cell]) -> list[Row]:
+    def rows(self, runs: Sequence[Settings]) -> list[Row]:
         """Return the rows of runs, after the missing ones have been made."""
-        keys = {cell: self.key(cell) for cell in cells}
-        missing = [cell for cell in cells if keys[cell] not in self.done]
-        if self.jobs == 0:
-            return [self.done[key] for cell, key in keys.items() if cell not in missing]
-        began, kept = time.monotonic(), Rows(KEPT)
-        with ProcessPoolExecutor(self.jobs, multiprocessing.get_context("spawn")) as pool:
-            running = {pool.submit(train, self.base, cell): cell for cell in missing}
-            for number, finished in enumerate(as_completed(running), 1):
-                cell = running[finished]
-                row = {"set": str(self.corpus), **vars(cell), "digest": keys[cell], **finished.result()}
-                self.done[keys[cell]] = row
-                kept.append(row)
-                left = (time.monotonic() - began) / number * (len(missing) - number) / 60
-                print(f"{told(row)}; {number} of {len(missing)}, {left:.0f} min left", flush=True)
-        return [self.done[keys[cell]] for cell in cells]
+        cells = [Cell(run, self.key(run), {"set": str(self.corpus), **vars(run)}) for run in runs]
+        rows = rows_of(cells, KEPT, partial(train, self.base), max(1, self.jobs), known_only=self.jobs == 0)
+        self.done.update((row["digest"], row) for row in rows)
+        return rows
 
-    def tuned(self, cells: Iterable[Cell], rates: Sequence[float]) -> list[Cell]:
+    def tuned(self, cells: Iterable[Settings], rates: Sequence[float]) -> list[Settings]:
         """Return the cells, each at the best of the rates times its own, by held-out loss."""
         grids = [[replace(cell, rate=rate * cell.rate) for rate in rates] for cell in cells]
         self.rows([cell for grid in grids for cell in grid])
         known = [[cell for cell in grid if self.key(cell) in self.done] or grid for grid in grids]
         return [min(grid, key=self.found_loss) for grid in known]
 
-    def found_loss(self, cell: Cell) -> float:
+    def found_loss(self, cell: Settings) -> float:
         """Return the held-out loss of a run; infinity if it diverged, or is left out."""
         row = self.done.get(self.key(cell))
         return float("inf") if row is None else loss(row)
 
-    def seeds(self, cells: Iterable[Cell]) -> list[Row]:
+    def seeds(self, cells: Iterable[Settings]) -> list[Row]:
         """Return the rows of all seeds."""
         return self.rows([replace(cell, seed=seed) for seed in SEEDS for cell in cells])
 
 
-def train(base: Experiment, cell: Cell) -> dict[str, Any]:
+def train(base: Experiment, cell: Settings) -> dict[str, Any]:
     """Return the figures of a run; a run that diverges has no loss."""
     torch.set_num_threads(1)
     began = time.process_time()
@@ -271,13 +261,6 @@ def loss(row: Row) -> float:
     """Return the held-out loss; infinity if the run diverged."""
     found = row["heldout"]["loss"]
     return float("inf") if found is None else float(found)
-
-
-def told(row: Row) -> str:
-    """Return a row in a line."""
-    regime = ("grows" if row["grows"] else "stays") + ("" if row["optimizer"] == "adam" else f", {row['optimizer']}")
-    where = f"{row['name']} at {row['learners']} ({regime}), rate {row['rate']:g}, seed {row['seed']}"
-    return f"{row['set']}: {where}: loss {loss(row):.4f}"
 
 
 def by_utterance(row: Row) -> dict[str, tuple[int, int]]:
@@ -370,7 +353,7 @@ def bars_of(table: Table, corpus: str) -> list[dict[str, Any]]:
 def run(study: Study, parts: Sequence[Part]) -> Table:
     """Make the missing rows of some parts, and the table of these."""
     table = Table({})
-    alone = study.tuned([Cell(ALONE)], ONE_LEARNER)[0]
+    alone = study.tuned([Settings(ALONE)], ONE_LEARNER)[0]
     ours = study.seeds([alone])
     table.add(ours, ours)
     at_eight = [replace(alone, name=name, learners=8) for name in BARS]
@@ -389,13 +372,13 @@ def run(study: Study, parts: Sequence[Part]) -> Table:
             many = study.tuned([replace(own, name=name, learners=8) for name in OF_OPTIMIZER[part]], TRIALS)
             table.add(study.rows([own, *many]), study.rows([own]))
         else:
-            small = study.tuned([Cell(ALONE, grows=True)], ONE_LEARNER)[0]
+            small = study.tuned([Settings(ALONE, grows=True)], ONE_LEARNER)[0]
             many = study.tuned([replace(small, name=name, learners=8) for name in BARS], TRIALS)
             table.add(study.rows([small, *many]), study.rows([small]))
     return table
 
 
-def sixteen(study: Study, best: Sequence[Cell]) -> list[Cell]:
+def sixteen(study: Study, best: Sequence[Settings]) -> list[Settings]:
     """Return the best two asynchronous strategies at 8 learners, for 16."""
     rows = {cell: study.found_loss(cell) for cell in best if asynchronous(cell.name)}
     return [replace(cell, learners=16) for cell in sorted(rows, key=lambda cell: rows[cell])[:2]]
@@ -413,7 +396,7 @@ def main(
 ) -> None:
     """Train the missing cells, then print the table and the bars."""
     recipe, fixed = SETTINGS[corpus]
-    base = configure(load(recipe), [f"task.cache={cache}", *PINNED[corpus], *fixed, *(settings or ())])
+    base = configure(resolved(recipe), [f"task.cache={cache}", *PINNED[corpus], *fixed, *(settings or ())])
     study = Study(corpus, base, jobs, Rows(KEPT).read())
     table = run(study, part or list(Part))
     close(f"equal_samples_{corpus}", table.figures, bars_of(table, corpus))

@@ -16,8 +16,9 @@ from typing import Any
 import matplotlib
 from matplotlib import pyplot as plt
 
-from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.core.whole_files import write_whole
 
+KIND = "page"
 ROOT = Path(__file__).parents[1]
 SETS = {"digits": "digits", "an4": "AN4", "librispeech": "LibriSpeech, 4.1 h"}
 ORDER = (

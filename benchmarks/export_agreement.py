@@ -23,14 +23,15 @@ import kaldi_native_fbank
 import numpy as np
 import sherpa_onnx
 
-from murmur.recognition.export import Wish, export_run
-from murmur.recognition.trained_run import TrainedRun, Wanted, open_run
 from murmur.speech.decoding.decoder import Decoder
 from murmur.speech.decoding.graph_store import load_graph
 from murmur.speech.decoding.recogniser import CtcBestPath
 from murmur.speech.features.analysis import LogMel, analyse, read_audio
 from murmur.speech.features.cmvn import normalise, statistics
+from murmur.speech.recognition.export import Wish, export_run
+from murmur.speech.recognition.trained_run import TrainedRun, Wanted, open_run
 
+KIND = "study"
 BEAM, MAX_ACTIVE = 16.0, 7000  # sherpa-onnx's beam is its library's and cannot be set
 
 
@@ -58,7 +59,7 @@ def compare(run: TrainedRun, grammar: str | None, most: int) -> dict[str, float]
     options = replace(run.options({}), beam=BEAM, max_active=MAX_ACTIVE)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "export")
-        for line in export_run(run, Wish(out), run.search(grammar), options):
+        for line in export_run(run, Wish(), out, run.search(grammar), options):
             print(line.replace(str(out), run.folder.name))
         facts = json.loads((out / "metadata.json").read_text(encoding="utf-8"))
         stranger = recognizer(out, facts)
@@ -104,7 +105,7 @@ class Ours:
     def decode(self, feats_TF: np.ndarray) -> tuple[list[str], bool]:
         """The words, and True if they end where the grammar may."""
         # sherpa-onnx sees one utterance alone, so a speaker's statistics become the utterance's.
-        normal = feats_TF if self.run.cmvn == "none" else normalise(feats_TF, *statistics([feats_TF]))
+        normal = feats_TF if self.run.acoustic.cmvn == "none" else normalise(feats_TF, *statistics([feats_TF]))
         scores_UC = self.run.scores(normal)
         if self.decoder is None:
             units = self.run.graphs.units

@@ -1,6 +1,7 @@
 """Cost of a fault for the other learners: four learners on four hosts, one or two of which fail or slow down.
 
     python benchmarks/faults.py [--strategies ADPSGD KAVG(8) ...] [--cases "kill one" ...] [--record NAME]   (as root)
+    python benchmarks/faults.py --joined                                                     (loops of `murmur.join`)
 
 Killed (SIGKILL): one, two; one stopped for a while (SIGSTOP); one cable pulled for 20 s; one learner ten times slower;
 one that is killed early and comes back late. If two learners form a super-learner, both are hit. For each case: whether
@@ -31,12 +32,13 @@ from typing import Any
 
 import torch
 
+from joined_learner import run_loop
 from measure import bar, close
 from murmur.core.facts import FactsOfInner
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner, Strategy
 from murmur.core.mixing import randomized_ring
-from murmur.core.native_thread import end_process
+from murmur.core.stop_signals import end_process
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
@@ -44,14 +46,15 @@ from murmur.engine.scaling import Fixed
 from murmur.engine.schedule import Cosine
 from murmur.engine.trainer import Trainer
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, DelayByOne, SuperLearners, SyncSGD
-from murmur.worlds.process.launch.environment import COME_KEY, READY_KEY, Place, place_of
-from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS, ROUNDS
-from murmur.worlds.process.store.server import StoreClient
-from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.environment import COME_KEY, READY_KEY, Place, place_of
+from murmur.worlds.process.failure_detector import LEAST_SECONDS, ROUNDS
+from murmur.worlds.process.listener import listen
+from murmur.worlds.process.store_server import StoreClient
 from murmur.worlds.process.world import ProcessWorld
 from namespaces import Network, hosts, refusal
 from trouble import PacedRegression, Step, StepLog, Troubled, slowness_of, steps_of, troubled
 
+KIND = "long"
 HERE = Path(__file__).parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
 PEER, PEER_CASES = "torchft LocalSGD(8)", ("kill one", "slow one 10x")
@@ -82,6 +85,8 @@ STRATEGIES: dict[str, Strategy] = {
     "DelayByOne": DelayByOne(),
     "ASGD": ASGD(),
 }
+JOINED = "joined "  # before the name of a strategy: a user's own loop runs it
+OF_LOOPS = tuple(JOINED + name for name in (f"KAVG({K})", f"BMUF({K})", "ADPSGD"))
 STARTED_ONLY = (
     "DelayByOne",
     "ASGD",
@@ -148,10 +153,12 @@ def learner(place: Place, name: str, seed: int, folder: Path) -> int:
     """Run one learner, write its steps, and its figures or its error, to files; return its exit status."""
     torch.set_num_threads(1)
     task = PacedRegression(SECONDS, MINIBATCHES, seed, slowness_of(folder, place.rank))
-    chosen = STRATEGIES[name]
+    chosen = STRATEGIES[name.removeprefix(JOINED)]
     counted = Counted(chosen)
-    strategy: Strategy = counted if name.startswith("ADPSGD") else chosen
+    strategy: Strategy = counted if name.removeprefix(JOINED).startswith("ADPSGD") else chosen
     log = StepLog(folder / f"{place.rank}.steps", task, counted.exchanges)
+    if name.startswith(JOINED):
+        return run_loop(strategy, task, place, folder, log.write, start_seconds_of(folder))
     experiment = Experiment(task, strategy, Budget(epochs=1), SGD(0.2), Cosine(warm=0.0), seed=seed, scaling=Fixed())
     try:
         world = ProcessWorld(place, timeout_seconds=60, start_seconds=start_seconds_of(folder))
@@ -223,7 +230,7 @@ def perform(network: Network | None, name: str, case: Case, seed: int) -> Ran:
     return Ran(
         survived=loss is not None and all(code == 0 for code in codes.values()),
         disturbed_seconds=disturbed([steps[r] for r in range(SIZE) if r not in befell], began, at),
-        undone=MINIBATCHES - len(set(done)),
+        undone=max(0, MINIBATCHES - len(set(done))),  # loops of users may take a few more
         done_twice=len(done) - len(set(done)),
         loss=loss,
         back_seconds=back(steps[befell[0]], over) if case.seconds else None,
@@ -426,10 +433,11 @@ def beside(figures: dict[str, Any], cases: Sequence[Case]) -> list[dict[str, Any
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    options.add_argument("--strategies", nargs="+", choices=[*STRATEGIES, *OF_LOOPS])
+    options.add_argument("--joined", action="store_true", help="loops of murmur.join, recorded as faults_joined")
     names = [*(c.name for c in CASES[1:]), *AT_START]
     options.add_argument("--cases", nargs="+", choices=names, default=names)
-    options.add_argument("--record", default="faults", help="name in results/bench, for a run of some of them alone")
+    options.add_argument("--record", help="name in results/bench, for a run of some of them alone")
     options.add_argument("--learner", nargs=3, metavar=("STRATEGY", "SEED", "FOLDER"), help="be one of the learners")
     given = options.parse_args()
     place = place_of()
@@ -444,7 +452,7 @@ def main() -> None:
     bars: list[dict[str, Any]] = []
     cases = [case for case in CASES if case.name in given.cases]
     with hosts(SIZE, BITS) as network:
-        for name in given.strategies:
+        for name in given.strategies or (OF_LOOPS if given.joined else STRATEGIES):
             judge: Callable[..., tuple[dict[str, Any], list[dict[str, Any]]]]
             judge = fails_in_seconds if name == "SyncSGD" else examine
             figures[name], more = judge(network, name, cases) if cases and name not in STARTED_ONLY else ({}, [])
@@ -452,8 +460,9 @@ def main() -> None:
             for fault in (fault for fault in AT_START if fault in given.cases):
                 figures[name][fault], more = at_start(network, name, fault)
                 bars += more
-    bars += beside(figures, cases)
-    close(given.record, figures, bars)
+    if not given.joined:
+        bars += beside(figures, cases)
+    close(given.record or ("faults_joined" if given.joined else "faults"), figures, bars)
 
 
 if __name__ == "__main__":

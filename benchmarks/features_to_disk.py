@@ -12,6 +12,7 @@ Without DATA_DIR 300 utterances of the embedded digits are synthesised first.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,10 +24,13 @@ from measure import bar, close
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.digits import Digits, make_digits
 from murmur.speech.corpus.kaldi_dir import read_data_dir
-from murmur.speech.corpus.lhotse_cuts import write_cuts
 from murmur.speech.features.analysis import LogMel, sample_rate_hz
-from murmur.speech.features.shards import prepare
+from murmur.speech.features.feature_store import prepare
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support.speech_files import write_cuts
+
+KIND = "bar"
 NAME = "features_to_disk"
 
 

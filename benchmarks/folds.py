@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+KIND = "study"
 FOLDS = tuple(f"fsdd_fold_{n}" for n in range(1, 6))
 DECIDES = "network"
 Train = Callable[[Sequence[str]], None]

@@ -14,9 +14,9 @@ from typing import Any
 from murmur.core.facts import Facts, training_learners
 from murmur.core.learner import Strategy
 from murmur.engine.experiment import Experiment
-from murmur.recipes.toy import ToyTask
 from murmur.run.configuration import configure
 from murmur.strategies import ALL, SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.cluster import Cluster, Kill, Link, LognormalSeconds, Rejoin, Stop
 
 Fault = Kill | Stop | Rejoin

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fuzz_cases import Case, may_lose, strategy_of
-from murmur.core.facts import FactsOfInner, fact
+from murmur.core.facts import Facts, FactsOfInner
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner, Strategy
 from murmur.engine.budget import Budget
@@ -83,7 +83,7 @@ class Begun(FactsOfInner):
 
     @property
     def tolerates_loss(self) -> bool:
-        return bool(fact(self.strategy, "tolerates_loss"))
+        return Facts.of(self.strategy).tolerates_loss
 
 
 @dataclass(frozen=True)

@@ -36,22 +36,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from kills import Forked, ForkLaunch, Logged, show_stacks
+from kills import SECONDS, Forked, ForkLaunch, show_stacks
 from measure import bar, close
 from murmur.core.stop_signals import STOPPED_STATUS, Stopped
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.scaling import Fixed
+from murmur.engine.task import Loss, Score, seed_of
 from murmur.run import training
-from murmur.run.add_learner import one_more
 from murmur.run.configuration import configure
-from murmur.run.learner import run_learner
+from murmur.run.learner import one_more, run_learner
 from murmur.run.request import RunRequest
 from murmur.strategies import ADPSGD
-from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS
+from murmur.worlds.process.launcher import PEER_LOST_STATUS
 
+KIND = "long"
 MINIBATCHES = 60
 REQUEST = partial(RunRequest, source=str(Path(__file__).resolve()), threads=1, lease_seconds=2.0, start_seconds=15.0)
 BOUND_SECONDS, LAST_SECONDS = 240.0, 30.0  # of a launch; of an added learner after the end of the launch
@@ -61,6 +64,49 @@ INNER = (
 )
 AROUND = ("{}", "SuperLearners({},2)", "SuperLearners({},3)", "OwnShares({})", "Compressed({},'bfloat16')")
 ADDING = ("KAVG(K=4)", "BMUF(K=4)", "ADPSGD()")
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A small classifier whose learners log every minibatch that they compute.
+
+    Attributes:
+        folder: folder of the logs, one file per process.
+        per_epoch: number of minibatches.
+    """
+
+    folder: str = "."
+    per_epoch: int = MINIBATCHES
+
+    @property
+    def samples_per_epoch(self) -> float:
+        return 8.0 * self.per_epoch
+
+    def prepare(self) -> None:
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+
+    def model(self) -> nn.Module:
+        return nn.Linear(8, 3)
+
+    def minibatch(self, n: int) -> tuple[Tensor, Tensor, int]:
+        draw = torch.Generator().manual_seed(seed_of("kills", n))
+        x = torch.randn(8, 8, generator=draw)
+        return x, x[:, :3].argmax(1), n
+
+    def loss(self, model: nn.Module, minibatch: tuple[Tensor, Tensor, int]) -> Loss:
+        x, y, n = minibatch
+        time.sleep(SECONDS)
+        with (Path(self.folder) / f"{os.getpid()}.log").open("a") as log:
+            log.write(f"{n}\n")
+        return Loss(cross_entropy(model(x), y, reduction="sum"), float(len(y)))
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        x, y, _ = self.minibatch(-1)
+        return {"loss": float(cross_entropy(model(x), y))}
+
+    def test(self, model: nn.Module) -> Score:
+        with torch.no_grad():
+            return Score(self.evaluate(model))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from fuzz_cases import Case, drawn, shrunk
 from fuzz_oracle import ENDED, ENDLESS, LOST, RAISED, STUCK, UNDONE, run
 from measure import bar, close
 
+KIND = "long"
 BLOCK = 500
 ROWS = Path(__file__).parents[1] / "results" / "bench" / "fuzz_runs_rows.jsonl"
 

@@ -26,12 +26,13 @@ from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.graph_store import StoredGraph
 from murmur.speech.decoding.tuning import DevelopmentSet, Trial, tune_acoustic_scale, tune_beam
-from murmur.tasks import corpora
-from murmur.tasks.hybrid.config import FrontEnd, HmmStages, Search
-from murmur.tasks.hybrid.graphs import HmmSources
-from murmur.tasks.hybrid.hmm import HmmHalf
-from murmur.tasks.word_search import WordSearch
+from murmur.speech.tasks import corpora
+from murmur.speech.tasks.graph_sources import HmmSources, Search
+from murmur.speech.tasks.hybrid.config import FrontEnd, HmmStages
+from murmur.speech.tasks.hybrid.hmm import HmmHalf
+from murmur.speech.tasks.word_search import WordSearch
 
+KIND = "study"
 SCALES = (0.06, 0.07, 0.08, 0.09)
 SCALE_SEARCH = DecodeOptions(beam=11.0, max_active=2500)
 BEAMS = ((14.0, 7000), (13.0, 7000), (12.0, 4000), (11.0, 2500), (10.0, 2000))
@@ -42,7 +43,7 @@ BUILD = "--build"
 
 def systems(corpus: Path, cache: Path) -> HmmHalf:
     """The Gaussian systems, kept in `cache`."""
-    return HmmHalf(corpora.librispeech(corpus), corpus / "lexicon.txt", FrontEnd(), HmmStages(), cache)
+    return HmmHalf(corpora.LOADERS["librispeech"](corpus), corpus / "lexicon.txt", FrontEnd(), HmmStages(), cache)
 
 
 def build(corpus: Path, cache: Path, graphs: Path) -> None:
@@ -100,7 +101,7 @@ def main(arguments: list[str]) -> None:
         build(*map(Path, arguments[1:]))
         return
     try:
-        corpora.librispeech(Path(arguments[0] if arguments else "corpora/librispeech"))
+        corpora.LOADERS["librispeech"](Path(arguments[0] if arguments else "corpora/librispeech"))
     except CorpusError as error:
         print(f"cannot run here: {error}\nusage: python benchmarks/graph_memory.py CORPUS [CACHE]")
         print(json.dumps({"benchmark": "graph_memory", "figures": {}, "bars": []}))

@@ -24,14 +24,15 @@ from typing import Any
 import torch
 
 from measure import bar, close
-from murmur.core.learner import Learner
-from murmur.core.super_learner import STEP, Leader
+from murmur.core.local_steps import LocalSteps
 from murmur.strategies import ADPSGD, SuperLearners
+from murmur.strategies.super_learners import STEP, Leader
+from murmur.worlds.process.environment import Place, place_of
 from murmur.worlds.process.group import TorchGroup
-from murmur.worlds.process.launch.environment import Place, place_of
-from murmur.worlds.process.launch.launcher import Launch
+from murmur.worlds.process.launcher import Launch
 from paced import Paced, train
 
+KIND = "bar"
 LEARNERS, NODE_SIZE, NUMEL, SECONDS, STEPS, REPEATS = 4, 2, 10_000_000, 0.05, 30, 3
 SHARE, SKIPPED = 0.1, 5
 Moment = tuple[float, float]  # wall seconds, processor seconds of this thread
@@ -95,8 +96,8 @@ def learner(place: Place) -> None:
     measured = Measured()
     measured.around(Leader, "_open", measured.lead)
     measured.around(TorchGroup, "recv", measured.opened)
-    measured.around(Learner, "repeat", measured.repeated)
-    measured.around(Learner, "averaged", measured.begins)
+    measured.around(LocalSteps, "repeat", measured.repeated)
+    measured.around(LocalSteps, "averaged", measured.begins)
     ran = train(place, Paced(SECONDS, NUMEL), SuperLearners(ADPSGD(), NODE_SIZE), STEPS * LEARNERS)
     found = {"found": measured.found[SKIPPED:], "step": ran.seconds_per_step if len(ran.steps) > SKIPPED else None}
     (Path(sys.argv[1]) / f"{place.rank}.json").write_text(json.dumps(found))

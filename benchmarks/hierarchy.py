@@ -21,6 +21,7 @@ from murmur.strategies import ADPSGD, SuperLearners
 from murmur.worlds.virtual.cluster import Cluster, ComputeTime, ConstantSeconds, LognormalSeconds
 from murmur.worlds.virtual.presets import preset
 
+KIND = "bar"
 LEARNERS, NODE_SIZE, BYTES, SECONDS, JITTER = 128, 8, 165e6, 0.07, 0.1
 SHORT, LONG = 40, 140  # minibatches of a learner
 COMPUTE: dict[str, ComputeTime] = {

@@ -28,9 +28,9 @@ from murmur.engine.scaling import Fixed
 from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
 from murmur.strategies import KAVG
-from murmur.worlds.process.launch.environment import place_of
-from murmur.worlds.process.launch.launcher import Launch
-from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.environment import place_of
+from murmur.worlds.process.launcher import Launch
+from murmur.worlds.process.listener import listen
 from murmur.worlds.process.world import ProcessWorld
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -38,6 +38,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "peers"))
 from oracle import LEARNERS, RATE, STEPS, K, batches, checksum, model  # noqa: E402
 
+KIND = "bar"
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
 
 

@@ -5,7 +5,7 @@
 Run number i draws from (seed, i): a strategy, with or without `--restarts 1`, SIGKILL or SIGSTOP, a learner or the
 store process, and a moment between the start of the run and a little after its end. A run that does not finish is then
 resumed. Requirements: every run ends in time; a run with status 0 has a model, a score and records up to the budget,
-and has computed every minibatch; any other run ends with status 75 and names the lost process; a resumed run
+and has every minibatch in its model; any other run ends with status 75 and names the lost process; a resumed run
 finishes.
 
 Learners are forked from this process, which has imported everything, so that a run takes two seconds. With `--spawn`
@@ -36,8 +36,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import one_hot
 
 from measure import bar, close
 from murmur.core.whole_files import FinishedLines
@@ -45,17 +46,17 @@ from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.scaling import Fixed
-from murmur.engine.seeds import seed_of
 from murmur.engine.task import Loss, Score
 from murmur.run import training
 from murmur.run.folder.contents import REQUEST
 from murmur.run.learner import learn
 from murmur.run.request import RunRequest
 from murmur.strategies import ADPSGD
-from murmur.worlds.process.launch.children import die_with_parent
-from murmur.worlds.process.launch.environment import Place, child_variables
-from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS, Launch, Unit
+from murmur.worlds.process.environment import Place, child_variables
+from murmur.worlds.process.launcher import PEER_LOST_STATUS, Launch, Unit
+from murmur.worlds.process.signals import die_with_parent
 
+KIND = "long"
 MINIBATCHES, SECONDS, K = 60, 0.02, 4
 START_SECONDS, LEASE_SECONDS = 15.0, 5.0
 BOUND_SECONDS = 300.0  # a run that takes longer hangs; on a busy host two starts and a lease can take two minutes
@@ -73,51 +74,48 @@ STRATEGIES: Mapping[str, int] = {
 
 
 @dataclass(frozen=True)
-class Logged:
-    """A small classifier whose learners log every minibatch that they compute.
+class Marked:
+    """A linear model of one weight a minibatch, whose minibatches move their own weight alone.
+
+        f(x) = w^T x,    loss_n = -f(e_n)
+
+    A weight that is still zero in the model of the run belongs to a minibatch that is in no mean.
 
     Attributes:
-        folder: folder of the logs, one file per process.
         per_epoch: number of minibatches.
     """
 
-    folder: str = "."
     per_epoch: int = MINIBATCHES
 
     @property
     def samples_per_epoch(self) -> float:
-        return 8.0 * self.per_epoch
+        return float(self.per_epoch)
 
     def prepare(self) -> None:
-        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        """Nothing is needed."""
 
     def model(self) -> nn.Module:
-        return nn.Linear(8, 3)
+        model = nn.Linear(self.per_epoch, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        return model
 
-    def minibatch(self, n: int) -> tuple[Tensor, Tensor, int]:
-        draw = torch.Generator().manual_seed(seed_of("kills", n))
-        x = torch.randn(8, 8, generator=draw)
-        return x, x[:, :3].argmax(1), n
+    def minibatch(self, n: int) -> Tensor:
+        return one_hot(torch.tensor([n]), self.per_epoch).float()
 
-    def loss(self, model: nn.Module, minibatch: tuple[Tensor, Tensor, int]) -> Loss:
-        x, y, n = minibatch
+    def loss(self, model: nn.Module, minibatch: Tensor) -> Loss:
         time.sleep(SECONDS)
-        with (Path(self.folder) / f"{os.getpid()}.log").open("a") as log:
-            log.write(f"{n}\n")
-        return Loss(cross_entropy(model(x), y, reduction="sum"), float(len(y)))
+        return Loss(-model(minibatch).sum(), 1.0)
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
-        x, y, _ = self.minibatch(-1)
-        return {"loss": float(cross_entropy(model(x), y))}
+        return {"loss": -float(next(model.parameters()).detach().sum())}
 
     def test(self, model: nn.Module) -> Score:
-        with torch.no_grad():
-            return Score(self.evaluate(model))
+        return Score(self.evaluate(model))
 
 
 def experiment() -> Experiment:
     """The experiment of `murmur train benchmarks/kills.py`."""
-    return Experiment(Logged(), ADPSGD(), Budget(epochs=1), SGD(0.1), evaluate_every_epochs=0.25, scaling=Fixed())
+    return Experiment(Marked(), ADPSGD(), Budget(epochs=1), SGD(0.1), evaluate_every_epochs=0.25, scaling=Fixed())
 
 
 class Forked:
@@ -243,7 +241,6 @@ def request_of(plan: Plan, folder: Path, resume: bool) -> RunRequest:
     """The request of the equivalent `murmur train` command."""
     return RunRequest(
         source=str(Path(__file__).resolve()),
-        settings=(f"task.folder={folder / 'log'}",),
         strategy=plan.strategy,
         learners=STRATEGIES[plan.strategy],
         out=folder / "out",
@@ -290,7 +287,7 @@ def process_of(launcher: int, victim: int, folder: Path, spawn: bool) -> int | N
         children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
         if victim == STORE:
             stores = (
-                c for c in children if b"murmur.worlds.process.store.server" in Path(f"/proc/{c}/cmdline").read_bytes()
+                c for c in children if b"murmur.worlds.process.store_server" in Path(f"/proc/{c}/cmdline").read_bytes()
             )
             return next(map(int, stores), None)
         if not spawn:
@@ -340,23 +337,10 @@ def show_stacks(folder: Path) -> None:
     time.sleep(1.0)
 
 
-def undone(folder: Path, plan: Plan, victims: Sequence[int], hit_at: float | None) -> int:
-    """Minibatches of the budget that no learner has computed.
-
-    The last work of a learner lost in training was not yet in any mean. It counts only if another learner did it too.
-    The weights of a learner lost after the model had been written are in the model.
-    """
+def undone(folder: Path) -> int:
+    """Minibatches of the budget that are in no mean: their weights are zero in the model."""
     model = folder / "out" / "model.safetensors"
-    if hit_at is not None and model.is_file() and model.stat().st_mtime < hit_at:
-        victims = ()
-    done: set[int] = set()
-    for log in (folder / "log").glob("*.log"):
-        numbers = [int(line) for line in log.read_text().splitlines()]
-        if int(log.stem) in victims and numbers:
-            pending = len(numbers) % K if re.match("KAVG|BMUF", plan.strategy) else 1
-            numbers = numbers[: len(numbers) - pending]
-        done.update(numbers)
-    return len(set(range(MINIBATCHES)) - done)
+    return MINIBATCHES - sum(int(weights.count_nonzero()) for weights in load_file(model).values())
 
 
 def lacks(folder: Path) -> list[str]:
@@ -372,14 +356,14 @@ def lacks(folder: Path) -> list[str]:
     return missing
 
 
-def judge(plan: Plan, ended: Ended, folder: Path, victims: Sequence[int], hit_at: float | None) -> list[str]:
+def judge(plan: Plan, ended: Ended, folder: Path) -> list[str]:
     """Faults in the end of a launch."""
     if ended.status is None:
         return [f"hung for {ended.seconds:.0f} s"]
     if ended.status == 0:
         wrong = [f"status 0 without {what}" for what in lacks(folder)]
-        missed = undone(folder, plan, victims, hit_at)
-        return [*wrong, f"status 0 with {missed} minibatches undone"] if missed else wrong
+        missed = 0 if wrong else undone(folder)
+        return [*wrong, f"status 0 with {missed} minibatches in no mean"] if missed else wrong
     wrong = [] if ended.status == PEER_LOST_STATUS else [f"status {ended.status}"]
     named = "store" if plan.victim == STORE else f"learner {plan.victim}\\b"
     return wrong if re.search(named, ended.said) else [*wrong, f"nothing said of {named}"]
@@ -390,12 +374,11 @@ def perform(plan: Plan, folder: Path, length: float, spawn: bool) -> dict[str, A
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     ended, hit_at = go(plan, folder, plan.share * length, False, spawn)
-    victims = killed_processes(folder)
-    wrong = judge(plan, ended, folder, victims, hit_at)
+    wrong = judge(plan, ended, folder)
     resumed: Ended | None = None
     if ended.status != 0:
         resumed, _ = go(plan, folder, None, True, spawn)
-        wrong += [f"resumed: {each}" for each in judge(plan, resumed, folder, victims, hit_at)]
+        wrong += [f"resumed: {each}" for each in judge(plan, resumed, folder)]
         wrong += [f"resumed: status {resumed.status}"] if resumed.status != 0 else []
     if not wrong:
         shutil.rmtree(folder)
@@ -409,12 +392,6 @@ def perform(plan: Plan, folder: Path, length: float, spawn: bool) -> dict[str, A
     }
 
 
-def killed_processes(folder: Path) -> list[int]:
-    """Processes of learners that died: those whose logs do not belong to a living rank."""
-    last = {int(file.read_text()) for file in (folder / "born").glob("[0-9]*")}
-    return [int(log.stem) for log in (folder / "log").glob("*.log") if int(log.stem) not in last]
-
-
 def length_of(strategy: str, out: Path, spawn: bool) -> float:
     """Seconds of an undisturbed run, made once."""
     kept = out / f"seconds{'-spawned' if spawn else ''}.json"
@@ -424,7 +401,7 @@ def length_of(strategy: str, out: Path, spawn: bool) -> float:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         ended, _ = go(plan, folder, None, False, spawn)
-        wrong = judge(plan, ended, folder, [], None)
+        wrong = judge(plan, ended, folder)
         if wrong or ended.status != 0:
             raise SystemExit(f"{strategy} undisturbed: status {ended.status}, {wrong}\n{ended.said[-3000:]}")
         known[strategy] = ended.seconds
@@ -467,7 +444,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dic
     return figures, [
         bar("runs that hung", count("hung"), 0),
         bar("status 0 without a whole run", count("status 0 without"), 0),
-        bar("status 0 with minibatches undone", count("undone"), 0),
+        bar("status 0 with minibatches in no mean", count("in no mean"), 0),
         bar(
             "ends that do not name what was lost, or with another status than 75",
             len(wrong) - count("hung", "status 0"),

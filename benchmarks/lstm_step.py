@@ -30,10 +30,11 @@ from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
 from murmur.speech.models import Blstm, Lstm, Network
 from murmur.strategies import SyncSGD
-from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.environment import Place
 from murmur.worlds.process.world import ProcessWorld, device_of
 from overhead import Chunks, compare
 
+KIND = "bar"
 STEPS, SIZE = 12, 2048
 FORWARD, BACKWARD = 1, 2  # matrix products of a layer: y; dW and dx
 

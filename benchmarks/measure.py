@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from murmur.execution.cores import cores_here
-from murmur.worlds.process.launch.environment import Place, place_of
-from murmur.worlds.process.launch.launcher import Launch
+from murmur.execution.workers import cores_here
+from murmur.worlds.process.environment import Place, place_of
+from murmur.worlds.process.launcher import Launch
 
 
 def interleave(sides: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
@@ -52,16 +52,16 @@ def as_two_learners(learner: Callable[[Place], None]) -> None:
     learner(place)
 
 
-def command_of(argv: Sequence[str]) -> str:
-    """The command line of this script in general form: paths of this machine become FOLDER."""
-    words = [re.sub(r"(^|=)/[^ ]*", r"\1FOLDER", word) for word in argv[1:]]
-    return shlex.join(["python", f"benchmarks/{Path(argv[0]).name}", *words])
+def arguments_of(argv: Sequence[str]) -> list[str]:
+    """The arguments of this script in general form: paths of this machine become FOLDER."""
+    return [re.sub(r"(^|=)/[^ ]*", r"\1FOLDER", word) for word in argv[1:]]
 
 
 def close(name: str, figures: Mapping[str, Any], bars: list[dict[str, Any]], command: str | None = None) -> None:
     """Print the platform, write the record for RESULTS.md, and print the result as the last line.
 
-    `command`: command that measures these figures; None for the call of this script.
+    The record holds the script and its arguments; `bench.py` gives them again. `command`: the command of figures that
+    no script measures.
     """
     root = Path(__file__).parents[1]
     asked = ["git", "rev-parse", "--short", "HEAD"]
@@ -71,7 +71,13 @@ def close(name: str, figures: Mapping[str, Any], bars: list[dict[str, Any]], com
     for b in bars:
         print(f"{'holds ' if b['holds'] else 'MISSED'}  {b['what']}: {b['value']:.4g} (bar {b['bar']:g})")
     result = {"benchmark": name, "figures": dict(figures), "bars": bars}
-    facts = {"command": command or command_of(sys.argv), "commit": commit, "hardware": hardware}
+    script, arguments = f"benchmarks/{Path(sys.argv[0]).name}", arguments_of(sys.argv)
+    facts = {
+        "command": command or shlex.join(["python", script, *arguments]),
+        "arguments": arguments,
+        "commit": commit,
+        "hardware": hardware,
+    }
     record = {**result, **facts, "date": datetime.now(UTC).date().isoformat()}
     kept = root / "results" / "bench" / f"{name}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)

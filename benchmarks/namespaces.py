@@ -26,11 +26,11 @@ from typing import Any
 import torch
 
 from murmur.core.world import Seat
-from murmur.worlds.process.launch.children import die_with_parent, end_all
-from murmur.worlds.process.launch.environment import Place, child_variables
-from murmur.worlds.process.store.server import MissingKey, StoreClient, StoreServer
-from murmur.worlds.process.store.torch_store import connect
-from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.environment import Place, child_variables
+from murmur.worlds.process.listener import listen
+from murmur.worlds.process.signals import die_with_parent, end_all
+from murmur.worlds.process.store_server import MissingKey, StoreClient, StoreServer
+from murmur.worlds.process.torch_store import connect
 from murmur.worlds.process.world import ProcessWorld
 from murmur.worlds.virtual.cluster import Link
 

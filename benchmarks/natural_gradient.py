@@ -18,6 +18,7 @@ from measure import bar, close, interleave, median_ratio
 from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD, OptimizerFactory
 from overhead import Chunks
 
+KIND = "bar"
 STEPS, REPEATS = 4, 15
 
 

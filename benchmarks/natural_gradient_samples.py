@@ -21,17 +21,18 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from cells import Cell, rows_of
 from measure import bar, close
-from murmur.core.whole_files import FinishedLines
 from murmur.core.world import Seat
 from murmur.engine.experiment import Experiment, describe
 from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
-from murmur.run.configuration import configure, load
+from murmur.run.configuration import configure, resolved
 from murmur.strategies import SyncSGD
 from murmur.worlds.virtual.world import VirtualWorld
 
+KIND = "study"
 RATES, STEP, SEEDS, MARKS = (0.02, 0.06, 0.2, 0.6), 10**0.5, (0, 1, 2), 8
 KEPT = Path(__file__).parents[1] / "results" / "natural_gradient_samples.jsonl"
 RECORD = KEPT.parent / "bench" / "natural_gradient_samples.json"
@@ -64,11 +65,15 @@ def changed(value: Any) -> Any:
 
 def run(experiment: Experiment, recipe: str, name: str) -> Curve:
     """Train, or find the row of an earlier run; a run that diverges has a curve without points."""
-    digest = key(experiment)
-    rows = [json.loads(line) for line in FinishedLines(KEPT)] if KEPT.exists() else []
-    for row in rows:
-        if row["digest"] == digest:
-            return [(samples, loss) for samples, loss in row["curve"]]
+    lr = experiment.optimizer.lr  # type: ignore[attr-defined]
+    about = {"recipe": recipe, "name": name, "lr": lr, "seed": experiment.seed}
+    [row] = rows_of([Cell(experiment, key(experiment), about)], KEPT, train)
+    return [(samples, loss) for samples, loss in row["curve"]]
+
+
+def train(experiment: Experiment) -> dict[str, Any]:
+    """Train an experiment; its curve has no points if it diverges."""
+    torch.set_num_threads(1)
     curve: Curve = []
 
     def observers(_: Seat) -> tuple[Any, ...]:
@@ -81,14 +86,9 @@ def run(experiment: Experiment, recipe: str, name: str) -> Curve:
     try:
         Trainer(experiment, VirtualWorld(1), observers=observers).fit()
     except FloatingPointError as error:
-        print(f"{name}: {error}")
+        print(error)
         curve = []
-    lr = experiment.optimizer.lr  # type: ignore[attr-defined]
-    row = {"digest": digest, "recipe": recipe, "name": name, "lr": lr, "seed": experiment.seed, "curve": curve}
-    KEPT.parent.mkdir(parents=True, exist_ok=True)
-    with KEPT.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    return curve
+    return {"curve": curve}
 
 
 def best(curve: Curve) -> float:
@@ -144,7 +144,7 @@ def main(
 ) -> None:
     """Run the missing experiments, then print the comparison."""
     torch.set_num_threads(1)
-    base = configure(load(recipe), [*(setting or []), *([f"task.cache={cache}"] if cache else [])])
+    base = configure(resolved(recipe), [*(setting or []), *([f"task.cache={cache}"] if cache else [])])
     epochs = base.budget.total(base.task) / base.task.per_epoch
     base = replace(base, strategy=SyncSGD(), evaluate_every_epochs=epochs / MARKS, averaged_checkpoints=0)
     found = compare(base, recipe)

@@ -27,9 +27,10 @@ from murmur.engine.scaling import Fixed
 from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
 from murmur.strategies import KAVG, SyncSGD
-from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.environment import Place
 from murmur.worlds.process.world import ProcessWorld
 
+KIND = "bar"
 STEPS, WARM = 56, 3
 
 

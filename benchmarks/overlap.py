@@ -29,13 +29,14 @@ from murmur.core.world import Seat
 from murmur.engine.task import Task
 from murmur.strategies import ADPSGD, SuperLearners, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.worlds.process.launch.environment import Place, place_of
-from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.environment import Place, place_of
+from murmur.worlds.process.torch_store import connect
 from murmur.worlds.process.world import ProcessWorld
 from namespaces import HostLearners, Network, hosts, learners, obey, refusal
 from overhead import Chunks, Lstm
 from paced import Paced, train
 
+KIND = "bar"
 SECONDS, NUMEL, SHARE = 0.25, 50_000, 0.8
 STEPS, REPEATS, LSTM_REPEATS = 12, 4, 3
 ALL_RANKS, ACROSS, INSIDE = [0, 1, 2, 3], [0, 2], [0, 1]  # ranks 0 and 1 live on one host, 2 and 3 on the other

@@ -27,7 +27,7 @@ from murmur.engine.record import Record
 from murmur.engine.scaling import Fixed
 from murmur.engine.task import Loss, Score, Task
 from murmur.engine.trainer import Trainer
-from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.environment import Place
 from murmur.worlds.process.world import ProcessWorld
 
 

@@ -13,15 +13,14 @@ from typing import Any
 
 from measure import bar, close
 from murmur.core.flat import Layout
-from murmur.engine.experiment import Experiment
-from murmur.engine.published import Published
+from murmur.engine.experiment import Experiment, Published
 from murmur.run.configuration import resolved
-from murmur.simulation.planner.site import own_site
-from murmur.simulation.planner.table import row_of, shown
+from murmur.simulation.plan import own_site
+from murmur.simulation.planner.table import agrees, row_of, shown
 from murmur.simulation.planner.timing import time_strategy
-from murmur.simulation.published import agrees
 from murmur.simulation.scenario import Scenario
 
+KIND = "bar"
 PAGE = Path(__file__).parents[1] / "docs" / "paper_experiments.md"
 BEGIN, END = "<!-- begin table -->\n", "<!-- end table -->\n"
 HEAD = (

@@ -19,10 +19,10 @@ import kaldialign
 
 from measure import bar, close
 from murmur.speech.language_model.arpa import read_arpa
-from murmur.speech.lexicon.arpabet import ARPABET
-from murmur.speech.lexicon.g2p import EspeakGuess
+from murmur.speech.lexicon.g2p import ARPABET, EspeakGuess
 from murmur.speech.lexicon.lexicon import pronunciations_of, read_lexicon
 
+KIND = "study"
 Phones = tuple[str, ...]
 RARE = 0.1  # of the words, by unigram probability
 

@@ -25,6 +25,7 @@ from murmur.simulation.planner.setting import ClusterSetting
 from murmur.strategies import ADPSGD, ASGD, KAVG, DelayByOne, SuperLearners
 from murmur.worlds.virtual.cluster import Cluster, Link
 
+KIND = "bar"
 ROWS = 48  # compute times per learner in an expectation
 WIDEST = 2.0  # of an interval, as a ratio, to count as a prediction
 Draw = Mapping[str, float]

@@ -37,16 +37,14 @@ from murmur.engine.record import Record
 from murmur.engine.scaling import Fixed
 from murmur.engine.trainer import Trainer
 from murmur.speech.features.augment import SpecAugment
-from murmur.speech.features.chunks import Chunk, ChunkTable, Frames
-from murmur.speech.features.frame_shards import AlignedFrames, make
-from murmur.speech.features.frame_store import FORMAT, MANIFEST, FrameStore, open_store
-from murmur.speech.features.shards import npy_header
+from murmur.speech.features.chunks import AlignedFrames, Chunk, Chunks, ChunkTable, Frames
+from murmur.speech.features.shards import FORMAT, MANIFEST, FrameStore, make, npy_header, open_store
 from murmur.speech.models import Lstm
+from murmur.speech.tasks.frames import FramesTask
 from murmur.strategies import SyncSGD
-from murmur.tasks.frames import FramesTask
-from murmur.tasks.hybrid.config import Chunks
 from murmur.worlds.threads import ThreadWorld
 
+KIND = "bar"
 NAME = "reading"
 BINS, CLASSES, REPEATS = 40, 500, 5
 CHUNKS = Chunks(frames=100, left_frames=12, right_frames=12, size=24)

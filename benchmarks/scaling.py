@@ -24,11 +24,12 @@ from measure import as_two_learners, bar, close, interleave
 from murmur.core.learner import Strategy
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.environment import Place
+from murmur.worlds.process.torch_store import connect
 from overhead import Chunks
 from paced import train
 
+KIND = "bar"
 K, STEPS, REPEATS = 8, 18, 4  # of the steps the middle 16 count: two averages of K-averaging are among them
 STRATEGIES: dict[str, Strategy] = {
     f"KAVG({K})": KAVG(K),

@@ -18,11 +18,12 @@ from pathlib import Path
 import torch
 
 from murmur.engine.task import Loss
-from murmur.recipes import an4_mmi
-from murmur.tasks.hybrid.task import HybridTask
-from murmur.tasks.sequence.criteria import Mmi, Smbr
-from murmur.tasks.sequence.task import SequenceTask
+from murmur.speech.recipes import an4_mmi
+from murmur.speech.tasks.hybrid.config import CrossEntropy, Mmi, Smbr
+from murmur.speech.tasks.hybrid.sequence import SequenceLearning
+from murmur.speech.tasks.hybrid.task import HybridTask
 
+KIND = "study"
 BAR = 2.0
 
 
@@ -35,15 +36,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     recipe = an4_mmi.experiment().task
-    assert isinstance(recipe, SequenceTask)
-    hybrid = replace(recipe.hybrid, corpus=options.corpus, cache=options.cache)
-    mmi = SequenceTask(hybrid, Mmi())
-    tasks: dict[str, HybridTask | SequenceTask] = {
-        "cross-entropy": hybrid,
-        "mmi": mmi,
-        "smbr": SequenceTask(hybrid, Smbr()),
-    }
-    graph, model = mmi.data.denominator.graph, hybrid.model()
+    assert isinstance(recipe, HybridTask)
+    criteria = {"cross-entropy": CrossEntropy(), "mmi": Mmi(), "smbr": Smbr()}
+    own = replace(recipe, corpus=options.corpus, cache=options.cache)
+    tasks = {name: replace(own, criterion=criterion) for name, criterion in criteria.items()}
+    mmi = tasks["mmi"].learning
+    assert isinstance(mmi, SequenceLearning)
+    graph, model = mmi.data.denominator.graph, tasks["mmi"].model()
     batches = {name: task.minibatch(0) for name, task in tasks.items()}
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(options.repetitions + 1):

@@ -20,11 +20,12 @@ from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.scaling import Fixed
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, OwnShares
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.cluster import Cluster, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 
+KIND = "bar"
 NAME = "shares"
 LEARNERS, SECONDS, MINIBATCHES = 16, 0.1, 1600
 SLOWNESS = (1.0, 2.0, 4.0, 10.0, 30.0)

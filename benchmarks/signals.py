@@ -31,18 +31,16 @@ from typing import Any
 
 import kaldi_hmm_gmm  # noqa: F401 - imported before forks
 
-import murmur.commands.decode
-import murmur.commands.simulate
-import murmur.run.training  # noqa: F401
 from measure import bar, close
 from murmur.__main__ import main as program
 from murmur.core.stop_signals import STOPPED_STATUS
 from murmur.core.whole_files import FinishedLines
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
-from plateaus import make_experiment
-from tones import HYBRID, make_tones
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support.plateaus import make_experiment
+from tests.support.tones import HYBRID, make_tones
 
+KIND = "long"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 END_SECONDS = 5.0
 HANG_SECONDS = 120.0

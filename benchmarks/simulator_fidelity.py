@@ -34,12 +34,13 @@ from murmur.core.world import Seat
 from murmur.simulation.planner.timing import Idle, NoWeights
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.worlds.process.launch.environment import Place, place_of
+from murmur.worlds.process.environment import Place, place_of
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 from murmur.worlds.virtual.world import VirtualWorld
 from namespaces import HostLearners, Network, Pair, exchanges, hosts, learners, obey, refusal
 from paced import Others, Paced, train
 
+KIND = "bar"
 # Below 1 MiB the gradient is one bucket, whose mean begins when the backward pass is over. Of 48 MB the larger part is
 # summed behind the backward pass.
 K = 4
@@ -62,7 +63,7 @@ WITHIN, TIE = 0.10, 0.03
 
 
 @dataclass(frozen=True)
-class Cell:
+class Setting:
     """One run: number of learners, network, slowness of learner 1, strategy, length of the vector."""
 
     learners: int
@@ -115,7 +116,7 @@ class Stamped(Idle):
         self.at.append(self.seat.now)
 
 
-async def virtually(cell: Cell, seat: Seat) -> Stamped:
+async def virtually(cell: Setting, seat: Seat) -> Stamped:
     """A learner's side of a cell in virtual time."""
     source = Stamped(seat, cell.minibatches)
     strategy = STRATEGIES[cell.strategy][0]
@@ -141,7 +142,7 @@ class Told:
     reduce_bytes_per_second: float
     message_bytes: float
 
-    def seconds_of(self, cell: Cell) -> float:
+    def seconds_of(self, cell: Setting) -> float:
         """The virtual cluster's prediction."""
         cluster = Cluster(
             learners=cell.learners,
@@ -157,7 +158,7 @@ class Told:
 def measure(running: HostLearners, network: Network, vector: str) -> tuple[Told, dict[str, Any]]:
     """Measure two learners and the networks of a vector, before any cell."""
     nominal, numel, _ = VECTORS[vector]
-    small = vector == Cell.vector
+    small = vector == Setting.vector
     steps: dict[float, float] = {}
     cpu = []
     for slowness in SLOWNESS if small else SLOWNESS[:1]:
@@ -183,7 +184,7 @@ def measure(running: HostLearners, network: Network, vector: str) -> tuple[Told,
     return told, {**raw, "compute_to_cpu": nominal / max(cpu)}
 
 
-def really(running: HostLearners, cell: Cell) -> float:
+def really(running: HostLearners, cell: Setting) -> float:
     """Wall seconds of a cell."""
     how = {"strategy": cell.strategy, "minibatches": cell.minibatches, "slowness": cell.slowness}
     how["vector"] = cell.vector
@@ -194,18 +195,18 @@ def really(running: HostLearners, cell: Cell) -> float:
 class Runs:
     """Wall seconds of each cell's runs, separately for an idle machine and one used by others."""
 
-    clean: Mapping[Cell, list[float]]
-    other: Mapping[Cell, list[float]]
+    clean: Mapping[Setting, list[float]]
+    other: Mapping[Setting, list[float]]
 
     @property
-    def disturbed(self) -> list[Cell]:
+    def disturbed(self) -> list[Setting]:
         """Cells without an undisturbed run."""
         return [cell for cell, found in self.clean.items() if not found]
 
-    def seconds(self, cell: Cell) -> float:
+    def seconds(self, cell: Setting) -> float:
         return min(self.clean[cell] or self.other[cell])
 
-    def perform(self, running: HostLearners, network: Network, cell: Cell) -> None:
+    def perform(self, running: HostLearners, network: Network, cell: Setting) -> None:
         for host in range(max(SIZES)):
             network.limit(host, BITS[cell.network])
         others = Others([process.pid for process in running.processes])
@@ -215,7 +216,7 @@ class Runs:
         print(f"{cell}: {seconds:.3f} s, others on {busy:.2f} cores", flush=True)
 
 
-def wrong_pairs(cells: Sequence[tuple[Cell, float, float]]) -> tuple[list[str], int]:
+def wrong_pairs(cells: Sequence[tuple[Setting, float, float]]) -> tuple[list[str], int]:
     """Pairs of strategies of one setting that the virtual cluster ranks wrongly, and the number of compared pairs.
 
     Pairs whose real seconds per minibatch differ by less than TIE are not compared.
@@ -234,7 +235,7 @@ def wrong_pairs(cells: Sequence[tuple[Cell, float, float]]) -> tuple[list[str], 
     return wrong, apart
 
 
-def report(found: Sequence[tuple[Cell, float, float]], told: Mapping[str, Any]) -> None:
+def report(found: Sequence[tuple[Setting, float, float]], told: Mapping[str, Any]) -> None:
     errors = {str(cell): virtual / real - 1 for cell, real, virtual in found}
     for cell, error in errors.items():
         print(f"{cell}: predicted / real {error:+.1%}")
@@ -264,9 +265,9 @@ def main() -> None:
         print(json.dumps({"benchmark": "simulator_fidelity", "figures": {}, "bars": [], "cannot_run": reason}))
         return
     ranks = list(range(max(SIZES)))
-    cells = [Cell(*what) for what in product(SIZES, BITS, SLOWNESS, STRATEGIES)]
+    cells = [Setting(*what) for what in product(SIZES, BITS, SLOWNESS, STRATEGIES)]
     cells += [
-        Cell(LARGE_SIZE, network, 1.0, strategy, "48 MB") for network in LARGE_NETWORKS for strategy in STRATEGIES
+        Setting(LARGE_SIZE, network, 1.0, strategy, "48 MB") for network in LARGE_NETWORKS for strategy in STRATEGIES
     ]
     began = time.monotonic()
     runs = Runs({cell: [] for cell in cells}, {cell: [] for cell in cells})
@@ -284,7 +285,7 @@ def main() -> None:
     for cell in runs.disturbed:
         print(f"{cell}: others used the processor during every run")
     told, raw = {v: t for v, (t, _) in measured.items()}, {v: r for v, (_, r) in measured.items()}
-    small = raw[Cell.vector] | {"large": raw["48 MB"]}
+    small = raw[Setting.vector] | {"large": raw["48 MB"]}
     small |= {
         "runs": [[*runs.clean[cell], *runs.other[cell]] for cell in cells],
         "disturbed_cells": len(runs.disturbed),

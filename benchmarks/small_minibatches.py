@@ -4,7 +4,7 @@
 
 On 64 learners each one has 128 sequences where one learner has 256 (Zhang et al. 2019). The virtual clock takes the
 seconds of a step as proportional to its sequences. This benchmark measures by how much a sequence of a small minibatch
-takes longer. Network and sequences are the paper's size (`murmur.recipes.papers.swb2000`), inputs are random; a step is
+takes longer. Network and sequences are the paper's size (`murmur_papers.recipes.swb2000`), inputs are random; a step is
 a forward and a backward pass and an update of plain SGD, in float32, with and without TF32.
 """
 
@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from measure import close, interleave, median_ratio
-from murmur.recipes.papers.swb2000 import HOURS, REFERENCE, UNROLLED, task_of
+from murmur_papers.recipes.swb2000 import HOURS, REFERENCE, UNROLLED, task_of
 
+KIND = "study"
 SIZES = (32, 64, 128, 256, 512, 1024)
 PRECISIONS = {"float32": "highest", "TF32": "high"}
 STEPS = 5  # of a timing

@@ -37,13 +37,14 @@ from murmur.engine.optim.optimizer import SGD
 from murmur.engine.scaling import Fixed
 from murmur.engine.trainer import Trainer
 from murmur.strategies import ADPSGD
-from murmur.worlds.process.launch.environment import Place, place_of
-from murmur.worlds.process.launch.launcher import Launch, Restart
-from murmur.worlds.process.store.server import StoreClient
+from murmur.worlds.process.environment import Place, place_of
+from murmur.worlds.process.launcher import Launch, Restart
+from murmur.worlds.process.store_server import StoreClient
 from murmur.worlds.process.world import ProcessWorld
 from namespaces import Network, hosts, refusal, run
 from trouble import LOOPBACK, PacedRegression, StepLog, steps_of
 
+KIND = "long"
 SIZE, SECONDS, BITS, SLOW_BITS = 4, 0.05, 1e9, 2e6
 WITNESS = 0  # never killed
 LENGTHS = (0.1, 1.5)  # of faults that pass, in seconds between faults
@@ -90,7 +91,7 @@ def growth(times: Sequence[float], values: Sequence[float]) -> float:
 def store_process() -> int | None:
     """Process number of the key-value server, which the launcher has started beside the learners."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return next((int(c) for c in children if b"murmur.worlds.process.store.server" in command_of(int(c))), None)
+    return next((int(c) for c in children if b"murmur.worlds.process.store_server" in command_of(int(c))), None)
 
 
 def command_of(pid: int) -> bytes:

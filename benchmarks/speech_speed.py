@@ -20,18 +20,19 @@ import numpy as np
 import torch
 
 from measure import bar, close, interleave, median_ratio
-from murmur.speech.corpus.digits import Digits
+from murmur.speech.corpus.digits import Digits, make_digits
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph import DecodingGraph, build_hclg
 from murmur.speech.decoding.wer import score
 from murmur.speech.hmm.align import align
 from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.viterbi import GraphCompiler
+from murmur.speech.hmm.passes import GraphCompiler
 from murmur.speech.language_model.grammar import loop_grammar
-from murmur.tasks import corpora
-from murmur.tasks.hybrid.config import FrontEnd, HmmStages
-from murmur.tasks.hybrid.hmm import HmmHalf
+from murmur.speech.tasks import corpora
+from murmur.speech.tasks.hybrid.config import FrontEnd, HmmStages
+from murmur.speech.tasks.hybrid.hmm import HmmHalf
 
+KIND = "bar"
 REPEATS = 7
 Arrays = Mapping[str, np.ndarray]
 
@@ -91,7 +92,7 @@ def seconds(job: object, *arguments: object) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        material = corpora.digits(Path(scratch), Digits(train=300, dev=10, test=150))
+        material = corpora.LOADERS["folder"](make_digits(Path(scratch), Digits(train=300, dev=10, test=150)))
         half = HmmHalf(material, material.lexicon, FrontEnd(), HmmStages(triphone=None, lda=None), Path(scratch))
         model = half.trained[0].model
         feats = dict(half.features(material.test))
@@ -99,7 +100,7 @@ def main() -> None:
     graph = build_hclg(model.lang, model.transitions, loop_grammar(model.lang))
     scores = {name: model.loglikes(x) for name, x in feats.items()}
     options = DecodeOptions()
-    paths = align(model, feats, texts).tids
+    paths = align(model, feats, texts)
     assert all(list(paths[u]) == tids for u, tids in bare_alignment(model, feats, texts).items())
     same = bare_decoding(graph, scores, options) == our_decoding(graph, scores, options)
     print(f"same words: {same}; {score(texts, our_decoding(graph, scores, options))}")

@@ -21,9 +21,9 @@ from measure import close
 from murmur.speech.corpus.kaldi_dir import read_data_dir
 from murmur.speech.features.analysis import LogMel, features_of, sample_rate_hz
 from murmur.speech.features.chunks import ChunkTable, FramesInMemory
-from murmur.speech.features.noise import Noise, NoiseSource
-from murmur.speech.features.speed_chunks import SpeedChunks
+from murmur.speech.features.speed_and_noise import Noise, NoiseSource, SpeedChunks
 
+KIND = "study"
 NAME = "speeds_on_the_fly"
 UTTERANCES = 150
 SPEEDS = {"stored": (1.0,), "0.9, 1.0, 1.1": (0.9, 1.0, 1.1), "0.9, 1.1": (0.9, 1.1)}

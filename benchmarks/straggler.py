@@ -29,10 +29,11 @@ from murmur.core.facts import FactsOfInner
 from murmur.core.learner import Learner, Strategy
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
 from murmur.strategies.delay_by_one import DelayByOne
-from murmur.worlds.process.launch.environment import Place, place_of
+from murmur.worlds.process.environment import Place, place_of
 from namespaces import HostLearners, Network, hosts, learners, obey, refusal
 from paced import Paced, train
 
+KIND = "bar"
 SECONDS, NUMEL, BITS = 0.12, 10_240, 82e6  # a vector takes 4 ms on a good link, 0.4 s on the slow one
 ALL_RANKS, SLOW, FAR = [0, 1, 2, 3], 1, 3  # ring: 0 and 2 are beside the straggler, 3 is not
 MINIBATCHES, K = 240, 4

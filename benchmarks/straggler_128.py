@@ -31,6 +31,7 @@ from murmur.strategies import ADPSGD, BMUF, KAVG, DelayByOne, SuperLearners, Syn
 from murmur.worlds.virtual.cluster import LognormalSeconds
 from murmur.worlds.virtual.presets import preset
 
+KIND = "bar"
 LEARNERS, SLOW, FACTOR = 128, 0, 10.0
 SECONDS, JITTER, MODEL_BYTES, KIND = 0.07, 0.1, 165e6, "v100-ethernet"
 STRATEGIES: Mapping[str, Strategy] = {
@@ -50,7 +51,7 @@ COLOURS = {EQUAL: "#0072b2", SLOWED: "#d55e00"}
 
 
 @dataclass(frozen=True)
-class Cell:
+class Outcome:
     """One strategy, equal or with the straggler."""
 
     timing: Timing
@@ -73,15 +74,15 @@ class Cell:
         return 1 - fmean(self.timing.compute_seconds) / self.timing.seconds
 
 
-def run(strategy: Strategy, factors: Mapping[int, float], gradients: int) -> Cell:
+def run(strategy: Strategy, factors: Mapping[int, float], gradients: int) -> Outcome:
     """One cell of the study, with this mean number of gradients per learner."""
     cluster = preset(KIND).cluster(LEARNERS, LognormalSeconds(SECONDS, JITTER, factors=factors), MODEL_BYTES)
     began = time.process_time()
     timing = time_strategy(strategy, cluster, LEARNERS * gradients)
-    return Cell(timing, time.process_time() - began)
+    return Outcome(timing, time.process_time() - began)
 
 
-def table(cells: Mapping[str, Mapping[str, Cell]]) -> Table:
+def table(cells: Mapping[str, Mapping[str, Outcome]]) -> Table:
     """One line per strategy."""
     shown = Table(title=f"{LEARNERS} learners, {KIND}, {MODEL_BYTES / 1e6:g} MB, {SECONDS} s a gradient; virtual time")
     shown.add_column("strategy", no_wrap=True)
@@ -99,12 +100,12 @@ def table(cells: Mapping[str, Mapping[str, Cell]]) -> Table:
     return shown
 
 
-def draw(cells: Mapping[str, Mapping[str, Cell]], path: Path) -> None:
+def draw(cells: Mapping[str, Mapping[str, Outcome]], path: Path) -> None:
     """Three panels side by side: speed, idle share, end of the run."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
-    panels: list[tuple[str, str, Callable[[Cell], float]]] = [
+    panels: list[tuple[str, str, Callable[[Outcome], float]]] = [
         ("Speed while all find work", "minibatches a second", lambda cell: cell.steady),
         ("Idle share of the run", "%", lambda cell: 100 * cell.idle),
         ("End of the run", "seconds from the first idle learner", lambda cell: cell.timing.tail_seconds),
@@ -131,7 +132,7 @@ def draw(cells: Mapping[str, Mapping[str, Cell]], path: Path) -> None:
     figure.savefig(path, dpi=100, metadata={"Software": None})
 
 
-def figures_of(cell: Cell) -> dict[str, Any]:
+def figures_of(cell: Outcome) -> dict[str, Any]:
     """A cell in JSON's terms."""
     timing = cell.timing
     return {
@@ -152,7 +153,7 @@ def main() -> None:
     options.add_argument("--picture", type=Path, help="write the figure to this file")
     given = options.parse_args()
     torch.set_num_threads(1)
-    cells: dict[str, dict[str, Cell]] = {}
+    cells: dict[str, dict[str, Outcome]] = {}
     for name, strategy in STRATEGIES.items():
         cells[name] = {case: run(strategy, factors, given.gradients) for case, factors in FACTORS.items()}
         print(name, json.dumps({case: figures_of(cell) for case, cell in cells[name].items()}), flush=True)

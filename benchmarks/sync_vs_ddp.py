@@ -23,11 +23,12 @@ from murmur.engine.optim.optimizer import SGD
 from murmur.engine.scaling import Fixed
 from murmur.engine.trainer import Trainer
 from murmur.strategies import SyncSGD
-from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.environment import Place
+from murmur.worlds.process.torch_store import connect
 from murmur.worlds.process.world import ProcessWorld
 from overhead import Chunks
 
+KIND = "bar"
 STEPS, REPEATS = 5, 9
 TIMES: list[float] = []
 

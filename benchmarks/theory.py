@@ -22,10 +22,23 @@ from matplotlib.axes import Axes
 
 from measure import bar, close
 from murmur.core.learner import Strategy
-from murmur.core.mixing import ALL, contraction, matrix, pairwise, randomized_ring, ring, spectral_gap
+from murmur.core.mixing import ALL, contraction, matrix, pairwise, randomized_ring, ring
 from murmur.simulation.planner.course import Course, Even, Walk, cosine, follow, quadratic
-from murmur.simulation.theory.consensus import NoisyQuadratic, randomized_ring_contraction, ring_eigenvalues, ring_gap
-from murmur.simulation.theory.convergence import (
+from murmur.strategies import ADPSGD, ASGD, SyncSGD
+from murmur.strategies.delay_by_one import DelayByOne
+from murmur.worlds.virtual.cluster import Cluster, ComputeTime, ConstantSeconds, LognormalSeconds
+from murmur_papers.theory.consensus import (
+    NoisyQuadratic,
+    effective_cosine_rate,
+    largest_mixed_step,
+    largest_randomized_step,
+    largest_step,
+    randomized_ring_contraction,
+    ring_eigenvalues,
+    ring_gap,
+    spectral_gap,
+)
+from murmur_papers.theory.convergence import (
     DecentralisedLearners,
     SmoothProblem,
     best_rate,
@@ -33,12 +46,8 @@ from murmur.simulation.theory.convergence import (
     leading_term,
     rounds_for_speedup,
 )
-from murmur.simulation.theory.effective import effective_cosine_rate
-from murmur.simulation.theory.stability import largest_mixed_step, largest_randomized_step, largest_step
-from murmur.strategies import ADPSGD, ASGD, SyncSGD
-from murmur.strategies.delay_by_one import DelayByOne
-from murmur.worlds.virtual.cluster import Cluster, ComputeTime, ConstantSeconds, LognormalSeconds
 
+KIND = "bar"
 PICTURES = Path(__file__).parents[1] / "docs"
 SEEDS = 3
 P = 64  # coordinates

@@ -13,7 +13,6 @@ of L learners is at most 1.1 times that of one learner after as many gradients, 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,37 +22,23 @@ import torch
 from matplotlib import pyplot as plt
 
 from measure import bar, close
-from murmur.core.learner import Strategy
 from murmur.core.mixing import Mixing, contraction, randomized_ring, ring
-from murmur.simulation.planner.course import Even, Walk, cosine, follow
-from murmur.simulation.theory.convergence import (
-    DecentralisedLearners,
-    SmoothProblem,
-    best_rate,
-    published_threshold,
-    rounds_for_speedup,
-)
-from murmur.simulation.theory.local_steps import best_period, largest_period_rate, period_bound, steps_in
 from murmur.strategies import ADPSGD, KAVG
-from murmur.worlds.virtual.cluster import Cluster
+from murmur_papers.theory.convergence import (
+    DecentralisedLearners,
+    best_period,
+    best_rate,
+    largest_period_rate,
+    period_bound,
+    rounds_for_speedup,
+    steps_in,
+)
+from theory import MOST, PROBLEM, P, norm, ticks
 
-SEEDS, P, MOST = range(3), 64, 0.5
-START = (torch.rand(P, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1) * math.pi
-HILLS = cosine(START, 1.0)
-PROBLEM = SmoothProblem(1.0, HILLS.variance, float(HILLS.loss(START)))
+KIND = "bar"
 LEARNERS, PERIODS, STEPS, RATE = 8, (1, 2, 4, 8, 16, 32), 256, 0.02
 AVERAGE_STEPS = 4.0  # seconds of an average over those of a step
 SIZES, COUNTS, NEAR = (2, 4, 8, 16), tuple(2**e for e in range(6, 15)), 1.1
-
-
-def norm(strategy: Strategy, learners: int, gradients: int, rate: float) -> float:
-    """Mean |grad f|^2 a coordinate at the consensus, median of the seeds."""
-
-    def one(seed: int) -> float:
-        course = follow(strategy, Cluster(learners, compute=Even()), Walk(HILLS, rate, seed), gradients)
-        return statistics.fmean(course.gradient_square) / P
-
-    return statistics.median(map(one, SEEDS))
 
 
 def periods() -> dict[str, Any]:
@@ -67,16 +52,16 @@ def periods() -> dict[str, Any]:
         steps: Sequence[int] = [steps_of(K) for K in PERIODS]  # type: ignore[no-untyped-call]
         found[name] = {
             "steps": steps,
-            "norms": [norm(KAVG(K), LEARNERS, LEARNERS * T, RATE) for K, T in zip(PERIODS, steps, strict=True)],
+            "norms": [norm(KAVG(K), LEARNERS, LEARNERS * T, RATE).middle for K, T in zip(PERIODS, steps, strict=True)],
             "bounds": [period_bound(PROBLEM, LEARNERS, K, T, RATE) / P for K, T in zip(PERIODS, steps, strict=True)],
         }
     return found
 
 
 def threshold(mixing: Mixing, learners: int, alone: Callable[[int], float]) -> dict[str, Any]:
-    """Measured (None: later than the last) and published numbers of gradients from which the speed-up is linear."""
+    """Measured number of gradients from which the speed-up is linear (None: later than the last), and ours."""
     ratios = [
-        norm(ADPSGD(mixing), learners, N, min(MOST, best_rate(PROBLEM, learners, N / learners))) / alone(N)
+        norm(ADPSGD(mixing), learners, N, min(MOST, best_rate(PROBLEM, learners, N / learners))).middle / alone(N)
         for N in COUNTS
     ]
     reached = next((N for k, N in enumerate(COUNTS) if max(ratios[k:]) <= NEAR), None)
@@ -85,13 +70,12 @@ def threshold(mixing: Mixing, learners: int, alone: Callable[[int], float]) -> d
         "measured": reached,
         "ratio at the end": ratios[-1],
         "ours": learners * rounds_for_speedup(PROBLEM, group),
-        "published": published_threshold(PROBLEM, group),
     }
 
 
 def thresholds() -> dict[str, dict[int, dict[str, Any]]]:
     """Thresholds by mixing and learners."""
-    one = {N: norm(ADPSGD(ring), 1, N, min(MOST, best_rate(PROBLEM, 1, N))) for N in COUNTS}
+    one = {N: norm(ADPSGD(ring), 1, N, min(MOST, best_rate(PROBLEM, 1, N))).middle for N in COUNTS}
     return {m.__name__: {L: threshold(m, L, one.__getitem__) for L in SIZES} for m in (ring, randomized_ring)}
 
 
@@ -102,18 +86,15 @@ def draw(by_period: dict[str, Any], by_size: dict[str, dict[int, dict[str, Any]]
         left.loglog(PERIODS, by_period[name]["norms"], f"{colour}o-", ms=4, lw=0.8, label=name)
         left.loglog(PERIODS, by_period[name]["bounds"], f"{colour}--", label=f"bound, {name}")
     left.set(xlabel="K", ylabel="mean |grad f|^2 a coordinate", title="8 learners, K local steps")
-    left.set_xticks(PERIODS, [str(K) for K in PERIODS])
+    ticks(left, PERIODS)
     for colour, (name, rows) in zip(("C0", "C1"), by_size.items(), strict=True):
         label = name.replace("_", " ")
         right.loglog(
             SIZES, [rows[L]["measured"] or math.nan for L in SIZES], f"{colour}o-", ms=4, label=f"{label}, measured"
         )
         right.loglog(SIZES, [rows[L]["ours"] for L in SIZES], f"{colour}--", label="our bound")
-        right.loglog(SIZES, [rows[L]["published"] for L in SIZES], f"{colour}:", label="published")
     right.set(xlabel="learners", ylabel="gradients", title="from here on the speed-up is linear")
-    right.set_xticks(SIZES, [str(L) for L in SIZES])
-    right.set_xticks([], minor=True)
-    left.set_xticks([], minor=True)
+    ticks(right, SIZES)
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)

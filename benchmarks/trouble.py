@@ -23,12 +23,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from murmur.engine.record import Record
-from murmur.engine.seeds import seed_of
-from murmur.engine.task import Loss, Score
-from murmur.worlds.process.launch.children import die_with_parent, end_all
-from murmur.worlds.process.launch.environment import Place, child_variables
-from murmur.worlds.process.store.server import StoreServer
-from murmur.worlds.process.transport.listener import listen
+from murmur.engine.task import Loss, Score, seed_of
+from murmur.worlds.process.environment import Place, child_variables
+from murmur.worlds.process.listener import listen
+from murmur.worlds.process.signals import die_with_parent, end_all
+from murmur.worlds.process.store_server import StoreServer
 from namespaces import Network, run
 
 LOOPBACK = "127.0.0.1"
@@ -192,7 +191,11 @@ class StepLog:
 
     def __call__(self, record: Record) -> None:
         if record.kind == "step":
-            self._file.write(f"{time.monotonic():.4f} {self._task.latest[0]} {self._exchanges()}\n")
+            self.write()
+
+    def write(self) -> None:
+        """Log a step with the latest minibatch."""
+        self._file.write(f"{time.monotonic():.4f} {self._task.latest[0]} {self._exchanges()}\n")
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from typing import Annotated, Any
 import typer
 
 from measure import bar, close
+from murmur.comparison.runs import recognised
 from murmur.core.whole_files import FinishedLines
-from murmur.studies.comparison.intervals import difference, errors_of
-from murmur.studies.comparison.runs import recognised
+from murmur.report.error_rate import difference, errors_of
 
+KIND = "study"
 MEASURED = ("task.front.input=NetworkInput()", "task.decoding.network.scales=(0.1,0.12,0.14,0.165)")  # of that time
 STRATEGY = "ADPSGD()"
 MOST_TIME = 0.55  # of one learner's

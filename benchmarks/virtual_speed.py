@@ -24,6 +24,7 @@ from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ADPSGD
 from murmur.worlds.virtual.cluster import Cluster, Link, LognormalSeconds
 
+KIND = "bar"
 HEAP = 500  # entries, about as many as in the simulation
 MIXINGS = {"ring": ring, "randomized_ring": randomized_ring}
 

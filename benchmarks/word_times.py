@@ -21,12 +21,13 @@ import kaldialign
 import numpy as np
 from rich.progress import track
 
-from murmur.recognition.trained_run import Wanted, open_run
-from murmur.recognition.transcriber import transcriber
 from murmur.speech.corpus.kaldi_dir import read_data_dir
-from murmur.speech.corpus.recordings import read_recording
+from murmur.speech.corpus.recordings import read_channels
 from murmur.speech.decoding.transcript import Word
+from murmur.speech.recognition.trained_run import Wanted, open_run
+from murmur.speech.recognition.transcriber import graph_search, transcriber
 
+KIND = "study"
 GAP = "*"
 BAR_SECONDS = 0.04
 BINS = (0.0, 0.5, 0.7, 0.9, 0.99, 1.0 + 1e-9)
@@ -42,14 +43,16 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=10**9, help="utterances")
     wanted = parser.parse_args()
     run = open_run(Wanted(wanted.run))
-    work = transcriber(run, run.search(wanted.grammar), run.options({"beam": wanted.beam}), 60.0)
+    search, options = run.search(wanted.grammar), run.options({} if wanted.beam is None else {"beam": wanted.beam})
+    work = transcriber(run, None if search is None else graph_search(search, options), 60.0)
     reference = read_ctm(wanted.corpus / "align" / "words.ctm.gz")
     pairs: list[tuple[Word, Word]] = []
     judged: list[tuple[float, bool]] = []
     utterances = [u for u in read_data_dir(wanted.corpus / "data" / "test").utterances if u.id in reference]
     for utterance in track(utterances[: wanted.most], "transcribing", transient=True):
         assert utterance.audio is not None
-        found = work(read_recording(utterance.audio.path, work.front.rate_hz), utterance.id).words
+        (transcript,) = work([(read_channels(utterance.audio.path, work.rate_hz, "average")[0], utterance.id)])
+        found = transcript.words
         right = alike(reference[utterance.id], found)
         pairs += right
         spoken_right = {id(word) for _, word in right}

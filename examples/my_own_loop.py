@@ -3,6 +3,7 @@
     python examples/my_own_loop.py                                 one learner: the plain loop
     murmur launch --learners 2 examples/my_own_loop.py             two on this host
     torchrun --nproc-per-node 2 examples/my_own_loop.py            the same by torchrun; srun and mpirun work too
+    murmur simulate examples/my_own_loop.py --learners 16          sixteen on a virtual cluster
 
 Takes seconds on a CPU. Learns a spiral of two arms; about 99 % of the points are classified well in the end.
 """

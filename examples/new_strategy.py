@@ -18,8 +18,8 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import KAVG
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 import torch
 
-from pool import Pool
+from tests.support.forked_python import REAL, ForkServer, install, uninstall
+from tests.support.pool import Pool
 
 # The core is tested where the speech libraries are not installed too (a GPU machine without a registry).
 SPEECH = ("lhotse", "kaldifst", "kaldi_hmm_gmm", "kaldi_decoder", "jiwer", "soundfile")
-collect_ignore_glob = (
-    ["speech/*", "tasks/*", "recipes/*", "recognition/*"] if any(find_spec(name) is None for name in SPEECH) else []
-)
+collect_ignore_glob = ["speech/*"] if any(find_spec(name) is None for name in SPEECH) else []
 
 if find_spec("hypothesis") is not None:
     from hypothesis import settings
@@ -27,6 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(config.getoption("threads"))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a script that runs the tests in its background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests of Ctrl-C, and their children, need it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,6 +44,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _threads(request: pytest.FixtureRequest) -> None:
     """Undo what commands in this process have set: several spinning threads slow all later tests."""
     torch.set_num_threads(request.config.getoption("threads"))
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """The process from which Python programs of tests are forked; it starts when one is needed."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forked_programs(fork_server: ForkServer) -> Iterator[None]:
+    if sys.platform == "linux":  # elsewhere no process can adopt another one's child
+        install(fork_server)
+    yield
+    uninstall()
+
+
+@pytest.fixture(autouse=True)
+def _new_interpreters(request: pytest.FixtureRequest, fork_server: ForkServer) -> Iterator[None]:
+    """Let tests with the mark `interpreter` start their programs in new interpreters."""
+    installed = subprocess.Popen is not REAL
+    if request.node.get_closest_marker("interpreter") is not None:
+        uninstall()
+    yield
+    if installed:
+        install(fork_server)
 
 
 @pytest.fixture(scope="session")

@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1] / "src" / "murmur"
+REPOSITORY = Path(__file__).parents[1]
+ROOT = REPOSITORY / "src" / "murmur"
 FILES = sorted(ROOT.rglob("*.py"))
-MAY_IMPORT: dict[str, set[str]] = {  # package -> other packages of murmur; its own files always
-    "core": set(),
+PAPERS = sorted((REPOSITORY / "papers").rglob("*.py"))
+TRAINER: dict[str, set[str]] = {  # package -> other packages of murmur; its own files always
+    "accelerator": set(),
+    "core": {"accelerator"},
     "execution": set(),
+    "plugins": set(),
     "elastic": {"core"},
     "strategies": {"core"},
-    "worlds": {"core", "elastic"},
-    "engine": {"core", "elastic"},
+    "worlds": {"accelerator", "core", "elastic"},
+    "engine": {"accelerator", "core", "elastic"},
+    "run.folder": {"core"},
+    "report": {"core", "run.folder"},
+    "run": {"accelerator", "core", "engine", "execution", "plugins", "report", "run.folder", "strategies", "worlds"},
+    "user_loop": {"core", "elastic", "engine", "run.folder", "worlds"},
+    "integrations": {"core", "engine", "user_loop", "worlds"},
+    "tasks": {"engine"},
+    "recipes": {"core", "engine", "strategies", "tasks"},
+    "testing": {"core", "engine", "worlds.virtual"},
+    "simulation": {
+        "core",
+        "elastic",
+        "engine",
+        "execution",
+        "report",
+        "run",
+        "run.folder",
+        "worlds.process.environment",
+        "worlds.virtual",
+    },
+    "comparison": {"core", "engine", "execution", "report", "run", "run.folder", "simulation", "worlds"},
+    "commands": {
+        "comparison",
+        "core",
+        "engine",
+        "execution",
+        "plugins",
+        "report",
+        "run",
+        "run.folder",
+        "simulation",
+        "worlds",
+    },
+}
+RECOGNISER: dict[str, set[str]] = {
     "speech": {
         "core.counted",
         "core.model_mode",
@@ -23,13 +63,11 @@ MAY_IMPORT: dict[str, set[str]] = {  # package -> other packages of murmur; its 
         "core.torch_private",
         "core.whole_files",
         "execution",
+        "report.error_rate",
     },
-    "tasks": {"core", "engine", "execution", "speech"},
-    "run.folder": {"core"},
-    "report": {"core", "run.folder"},
-    "run": {"core", "engine", "execution", "report", "run.folder", "speech.models", "strategies", "worlds"},
-    "recognition": {"core", "engine", "execution", "report", "run", "run.folder", "speech", "tasks"},
-    "recipes": {
+    "speech.tasks": {"core", "engine", "execution", "report.error_rate", "run.folder", "speech"},
+    "speech.recognition": {"core", "engine", "execution", "report", "run", "run.folder", "speech", "speech.tasks"},
+    "speech.recipes": {
         "core",
         "engine",
         "execution",
@@ -37,15 +75,27 @@ MAY_IMPORT: dict[str, set[str]] = {  # package -> other packages of murmur; its 
         "run",
         "run.folder",
         "speech",
+        "speech.tasks",
         "strategies",
-        "tasks",
         "worlds",
     },
-    "user_loop": {"core", "elastic", "engine", "worlds"},
-    "simulation": {"core", "engine", "execution", "report", "run", "run.folder", "worlds.virtual"},
-    "testing": {"core", "engine", "worlds.virtual"},
+    "speech.commands": {
+        "commands",
+        "core",
+        "engine",
+        "execution",
+        "report.error_rate",
+        "run",
+        "run.folder",
+        "speech",
+        "speech.recipes",
+        "speech.recognition",
+        "speech.tasks",
+    },
+    "speech.plugin": {"plugins"},
 }
-ANYTHING = {"studies", "commands", "cli", "__init__", "__main__"}  # commands use studies, never the other way round
+MAY_IMPORT = TRAINER | RECOGNISER
+ANYTHING = {"cli", "__init__", "__main__"}  # of the trainer
 NOT_IN_STRATEGIES = {"time", "os", "threading", "torch.distributed", "socket", "subprocess", "multiprocessing"}
 OPTIONAL = {
     "matplotlib",
@@ -57,7 +107,27 @@ OPTIONAL = {
     "mpi4py",
 }  # extras, imported where they are used
 TORCH_PRIVATE = "core/torch_private.py"
-READS_ENVIRONMENT = {"worlds/process/launch/environment.py"}
+READS_ENVIRONMENT = {"worlds/process/environment.py"}
+ACCELERATOR = re.compile(r"cuda|\bhip\b|rocm|\bmps\b|\bxpu\b|torch\.(accelerator|Stream|Event)\b", re.IGNORECASE)
+CLASSES_OF_ONE_NAME = {  # names of several classes, still
+    *(
+        "Arc",
+        "Arrival",
+        "Decoding",
+        "Layout",
+        "Limits",
+        "Material",
+        "Origin",
+        "Piece",
+        "Published",
+        "Reference",
+        "Sound",
+        "Stream",
+        "Unit",
+        "Wanted",
+        "_Token",
+    ),
+}
 WITHOUT_PRIVATE_CALLS = {"core", "elastic", "engine", "worlds", "user_loop"}
 # Of named tuples and os, documented by Python; of atexit, which has no other way to call its functions.
 PUBLIC_THOUGH_PRIVATE = {"_replace", "_asdict", "_fields", "_exit", "_run_exitfuncs"}
@@ -67,7 +137,8 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 40
 
 def layer(module: str) -> str:
     """The package of a dotted module of murmur; a part of a package where the table names one."""
-    return "run.folder" if is_in(module, "run.folder") else module.split(".", maxsplit=1)[0]
+    parts = ".".join(module.split(".")[:2])
+    return parts if parts in MAY_IMPORT else module.split(".", maxsplit=1)[0]
 
 
 def is_in(module: str, package: str) -> bool:
@@ -84,19 +155,25 @@ def name_of(path: Path) -> str:
     return dotted.removesuffix(".__init__") or "__init__"
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    found: list[str] = []
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    return tuple(found)
+
+
+@cache
+def modules() -> frozenset[str]:
+    return frozenset(name_of(path) for path in FILES)
 
 
 def own_imports(path: Path) -> set[str]:
-    known = {name_of(p) for p in FILES}
     found = {i.removeprefix("murmur.") for i in imports(path) if i.startswith("murmur.")}
-    return {i for i in found if i in known} - {name_of(path)}
+    return (found & modules()) - {name_of(path)}
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -111,11 +188,11 @@ def offenders(found: Callable[[Path], Iterator[str]]) -> list[str]:
 def upward(path: Path) -> Iterator[str]:
     here = layer(name_of(path))
     for other in own_imports(path):
-        allowed = here in ANYTHING or any(is_in(other, p) or is_in(p, other) for p in MAY_IMPORT[here] | {here})
+        allowed = here in ANYTHING or any(
+            layer(other) == layer(p) and (is_in(other, p) or is_in(p, other)) for p in MAY_IMPORT[here] | {here}
+        )
         if not allowed:
             yield f"{here} imports {other}"
-        if here == "studies" and layer(other) == "commands":
-            yield f"studies imports {other}"
 
 
 def test_every_package_is_in_the_table() -> None:
@@ -126,13 +203,33 @@ def test_imports_go_downwards() -> None:
     assert offenders(upward) == []
 
 
+def recogniser_in_the_trainer(path: Path) -> Iterator[str]:
+    if not is_in(name_of(path), "speech"):
+        yield from (i for i in imports(path) if is_in(i, "murmur.speech"))
+
+
+def test_the_trainer_imports_nothing_of_the_recogniser() -> None:
+    assert not any(is_in(p, "speech") for package in TRAINER for p in TRAINER[package])
+    assert offenders(recogniser_in_the_trainer) == []
+
+
+def of_papers(path: Path) -> Iterator[str]:
+    yield from (i for i in imports(path) if is_in(i, "murmur_papers"))
+
+
+def test_nothing_installed_imports_the_studies_of_papers() -> None:
+    assert offenders(of_papers) == []
+    assert PAPERS
+    assert any(list(of_papers(path)) for path in PAPERS)
+
+
 def machine(path: Path) -> Iterator[str]:
     here, used = layer(name_of(path)), set(imports(path))
     if str(path.relative_to(ROOT)) == TORCH_PRIVATE:
         return
     if here == "strategies":
         yield from sorted(used & NOT_IN_STRATEGIES)
-    if here in ("core", "elastic", "engine", "speech", "report", "strategies"):
+    if here in ("core", "elastic", "engine", "report", "strategies") or is_in(here, "speech"):
         yield from (i for i in used if i.startswith("torch.distributed") or "_distributed_c10d" in i)
 
 
@@ -167,6 +264,23 @@ def test_environment_is_read_in_one_file() -> None:
     assert offenders(environment) == []
 
 
+def accelerators(path: Path) -> Iterator[str]:
+    """Names of accelerators in code; texts of documentation may name them as examples."""
+    documents = {id(n.value) for n in ast.walk(tree(path)) if isinstance(n, ast.Expr)}
+    for n in ast.walk(tree(path)):
+        code = isinstance(n, ast.Name | ast.Attribute | ast.ClassDef | ast.FunctionDef | ast.alias)
+        text = isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in documents
+        said = n.value if text else getattr(n, "name", "") or ast.unparse(n) if code else ""
+        if len(said.split()) == 1 and ACCELERATOR.search(said):
+            yield f"{said} in line {n.lineno}"
+
+
+def test_accelerators_are_named_in_one_package() -> None:
+    assert list(accelerators(ROOT / "accelerator" / "device.py"))
+    files = [p for p in [*FILES, *PAPERS] if p.parent != ROOT / "accelerator"]
+    assert [f"{path.name}: {complaint}" for path in files for complaint in accelerators(path)] == []
+
+
 def private_of_others(path: Path) -> Iterator[str]:
     """Private attributes of other objects; a private name of this class is reached by self or cls."""
     if layer(name_of(path)) not in WITHOUT_PRIVATE_CALLS or str(path.relative_to(ROOT)) == TORCH_PRIVATE:
@@ -192,7 +306,7 @@ def too_long(path: Path) -> Iterator[str]:
 
 
 def test_sizes() -> None:
-    assert offenders(too_long) == []
+    assert offenders(too_long) + [f"{p.stem}: {c}" for p in PAPERS for c in too_long(p)] == []
 
 
 def imports_within(path: Path) -> Iterator[str]:
@@ -248,3 +362,33 @@ def test_no_cycles() -> None:
 
     for module in graph:
         visit(module, ())
+
+
+def folder_of(module: str) -> str:
+    """The folder of a module; a module at the root stands for itself."""
+    known = {name_of(p) for p in FILES if p.name == "__init__.py"}
+    return module if module in known or "." not in module else module.rpartition(".")[0]
+
+
+def cycles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Largest sets of nodes each of which reaches all others."""
+    reached = graph
+    while (further := {node: near.union(*(reached[o] for o in near)) for node, near in reached.items()}) != reached:
+        reached = further
+    return {frozenset({node, *(o for o in r if node in reached[o])}) for node, r in reached.items() if node in r}
+
+
+def test_no_cycles_between_folders() -> None:
+    graph: dict[str, set[str]] = {folder_of(name_of(p)): set() for p in FILES}
+    for path in FILES:
+        here = folder_of(name_of(path))
+        graph[here] |= {folder_of(other) for other in own_imports(path)} - {here}
+    found = cycles(graph)
+    assert sorted(map(sorted, found)) == []
+
+
+def test_class_names_occur_once() -> None:
+    """Groups of options are private to their command."""
+    files = [p for p in FILES if p.parent.name != "commands"]
+    count = Counter(n.name for p in files for n in ast.walk(tree(p)) if isinstance(n, ast.ClassDef))
+    assert {name for name, times in count.items() if times > 1} == CLASSES_OF_ONE_NAME

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from murmur.cli import COMMANDS, app
-
-SPEECH = {"prepare", "align", "decode", "score", "lm", "demo", "export", "transcribe"}
+from murmur.cli import app
+from murmur.plugins import TRAINER, commands
 
 
 def run(*words: object) -> tuple[int, str]:
@@ -70,9 +69,9 @@ def test_unknown_commands_get_the_nearest() -> None:
     assert "there is no command 'trian'; did you mean 'train'?" in said
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", commands())
 def test_every_command_shows_an_example(command: str) -> None:
-    if command in SPEECH and find_spec("kaldi_hmm_gmm") is None:
+    if command not in TRAINER.commands and find_spec("kaldi_hmm_gmm") is None:
         pytest.skip("the speech libraries are not installed (pip install murmur[speech])")
     code, said = run(command, "--help")
     assert code == 0, said
@@ -80,6 +79,7 @@ def test_every_command_shows_an_example(command: str) -> None:
     assert command in run("--help")[1]
 
 
+@pytest.mark.interpreter
 @pytest.mark.parametrize("words", [["--help"], ["watch", "--help"], ["trian"], ["watch", "nowhere"]], ids=" ".join)
 def test_what_trains_nothing_loads_no_torch(words: list[str]) -> None:
     program = (
@@ -93,6 +93,7 @@ def test_what_trains_nothing_loads_no_torch(words: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "set()", done.stderr
 
 
+@pytest.mark.interpreter
 def test_core_commands_work_without_the_speech_libraries() -> None:
     program = (
         "import sys; from typer.testing import CliRunner; from murmur.cli import app\n"

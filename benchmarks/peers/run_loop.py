@@ -1,7 +1,9 @@
-"""One learner of one system in a plain loop: run_loop.py SYSTEM LEARNER PORT. Prints samples per second and loss.
+"""One learner of one system in a plain loop: run_loop.py SYSTEM LEARNER PORT HIDDEN WORK STEPS.
 
-A function per system holds its differences from plain PyTorch; the loop, the data and the clock are shared.
-Seconds begin after WARM steps and end with the loop.
+Prints steps per second and held-out loss. A function per system holds its differences from plain PyTorch; the loop, the
+data and the clock are shared. The network has two hidden layers of HIDDEN units. WORK products of small matrices, a
+third of them forward and the rest backward, make a step as long as that of a deeper network. Seconds begin after WARM
+steps and end with the loop.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,15 +22,44 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchft_manager import managed
 
-LEARNERS, WARM, STEPS, K, RATE, BATCH = 2, 40, 400, 8, 0.05, 64
+LEARNERS, WARM, K, RATE, BATCH = 2, 24, 8, 0.05, 16
 Step = Callable[[], None]
 Last = Callable[[], AbstractContextManager[object]]
 System = tuple[nn.Module, Step, Last]  # model, replacement of optimizer.step(), context of the backward pass
 
 
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+def work(count: int, square: Tensor) -> None:
+    for _ in range(count):
+        torch.mm(square, square)
+
+
+class Work(torch.autograd.Function):
+    """The identity, with `count` products of matrices forward and twice as many backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: int, square: Tensor) -> Tensor:
+        ctx.count, ctx.square = count, square
+        work(count, square)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        work(2 * ctx.count, ctx.square)
+        return gradient, None, None
+
+
+class Network(nn.Module):
+    def __init__(self, hidden: int, products: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(128, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, 10)])
+        self.counts = (products // 6, products // 3 - products // 6)
+        self.square = torch.full((64, 64), 1e-3)  # no buffer: it is no part of the model
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, count in zip(self.layers, self.counts, strict=False):
+            x = Work.apply(layer(x).relu(), count, self.square)
+        return self.layers[-1](x)
 
 
 def batches(learner: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -55,7 +87,7 @@ def loop(net: nn.Module, step: Step, last: Last, data: list[tuple[Tensor, Tensor
 def ours(strategy: str, net: nn.Module, learner: int, port: int) -> Iterator[System]:
     import murmur
     from murmur import strategies
-    from murmur.worlds.process.launch.environment import Place
+    from murmur.worlds.process.environment import Place
 
     made = {
         "SyncSGD": strategies.SyncSGD(),
@@ -128,21 +160,21 @@ def torchft(kind: str, net: nn.Module, learner: int, port: int) -> Iterator[Syst
             yield net, _step(inner), nullcontext
 
 
-def main(system: str, learner: int, port: int) -> None:
+def main(system: str, learner: int, port: int, hidden: int, products: int, steps: int) -> None:
     torch.set_num_threads(1)
     kind, _, name = system.partition(".")
     opened = {"murmur": ours, "torchft": torchft}.get(kind)
     plain = {"ddp": ddp, "averager": averager, "accelerate": accelerate}.get(kind)
-    net = model()
-    data = list(batches(learner, WARM + STEPS))
+    net = Network(hidden, products)
+    data = list(batches(learner, WARM + steps))
     with plain(net, learner, port) if plain else opened(name, net, learner, port) as running:  # type: ignore[misc]
         seconds = loop(*running, data)
     with torch.no_grad():
         held = [float(cross_entropy(net(x), y)) for x, y in batches(99, 20)]
-    print(f"result {STEPS * BATCH / seconds} {sum(held) / len(held)}", flush=True)
+    print(f"result {steps / seconds} {sum(held) / len(held)}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))
     sys.stdout.flush()
     os._exit(0)  # some systems leave threads that never end

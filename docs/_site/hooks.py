@@ -17,14 +17,18 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer import Context
 
-from murmur.cli import COMMANDS, app
+from murmur.cli import app
+from murmur.plugins import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "murmur"
 BORROWED = {"index.md": "README.md", "results.md": "RESULTS.md", "changelog.md": "CHANGELOG.md"} | {
-    "contributing.md": "CONTRIBUTING.md",
-    "log.md": "LOG.md",
+    "contributing.md": "CONTRIBUTING.md"
 }
+ADAPTERS = (
+    *("corpus", "ctc", "decoding", "features", "hmm", "ivector", "language_model", "lexicon", "models"),
+    *("scoring", "sequence"),
+)
 PACKAGES = {  # page -> its title, and its packages
     "user_loop": ("Your own loop", ("user_loop",)),
     "strategies": ("Strategies", ("strategies",)),
@@ -32,9 +36,10 @@ PACKAGES = {  # page -> its title, and its packages
     "worlds": ("Worlds", ("worlds",)),
     "engine": ("Training engine", ("engine", "run")),
     "simulation": ("Simulation and planning", ("simulation",)),
-    "speech": ("Speech", ("speech",)),
-    "tasks": ("Tasks and recipes", ("tasks", "recipes")),
-    "recognition": ("Recognition", ("recognition",)),
+    "comparison": ("Comparison of runs", ("comparison",)),
+    "speech": ("Speech", tuple(f"speech/{name}" for name in ADAPTERS)),
+    "tasks": ("Tasks and recipes", ("speech/tasks", "speech/recipes", "tasks", "recipes")),
+    "recognition": ("Recognition", ("speech/recognition",)),
     "report": ("Reports", ("report",)),
 }
 
@@ -44,10 +49,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     named = set(_pages(config.nav))
     docs = Path(config.docs_dir)
     more = [p.name for p in sorted(docs.glob("*.md")) if p.name not in named]
+    log = [{_title(p): f"lab/{p.name}"} for p in sorted(docs.glob("lab/*.md"))]
     decisions = [{_title(p): f"decisions/{p.name}"} for p in sorted(docs.glob("decisions/*.md"))]
     reference = [{title: f"reference/{page}.md"} for page, (title, _) in PACKAGES.items()]
     project = [{"Results": "results.md"}, {"Changes": "changelog.md"}, {"Contributing": "contributing.md"}]
-    project += [{"Log": "log.md"}, {"Decisions": decisions}]
+    project += [{"Log": log}, {"Decisions": decisions}]
     config.nav = [*(config.nav or []), *([{"More": more}] if more else []), {"API": reference}, {"Project": project}]
     return config
 
@@ -74,7 +80,7 @@ def command_line() -> str:
     root = typer.main.get_command(app)
     context = Context(root, info_name="murmur")
     lines = ["# Command line", "", _help(root), ""]
-    for name in COMMANDS:
+    for name in commands():
         lines += _command(root.get_command(context, name), context, name)
     return "\n".join(lines)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from murmur.core.group import Group, PeerLost, WorldMismatch
     from murmur.core.learner import Learner, Strategy
     from murmur.core.mixing import exponential, pairwise, random_pairs, randomized_ring, ring, uniform
+    from murmur.core.stop_signals import STOPPED_STATUS
     from murmur.core.world import World
     from murmur.engine.budget import Budget
     from murmur.engine.experiment import Experiment
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from murmur.user_loop.joined import Joined, Plan, join
     from murmur.user_loop.routed import routed
     from murmur.worlds.mpi.world import MpiWorld
-    from murmur.worlds.process.launch.environment import take_place
+    from murmur.worlds.process.environment import take_place
     from murmur.worlds.process.world import ProcessWorld
     from murmur.worlds.threads import ThreadWorld
     from murmur.worlds.virtual.cluster import Cluster
@@ -57,6 +58,7 @@ NAMES = {  # module -> public names
     "core.group": ("Group", "PeerLost", "WorldMismatch"),
     "core.learner": ("Learner", "Strategy"),
     "core.mixing": ("exponential", "pairwise", "random_pairs", "randomized_ring", "ring", "uniform"),
+    "core.stop_signals": ("STOPPED_STATUS",),
     "core.world": ("World",),
     "engine.budget": ("Budget",),
     "engine.experiment": ("Experiment",),
@@ -73,7 +75,7 @@ NAMES = {  # module -> public names
     "user_loop.joined": ("Joined", "Plan", "join"),
     "user_loop.routed": ("routed",),
     "worlds.mpi.world": ("MpiWorld",),
-    "worlds.process.launch.environment": ("take_place",),
+    "worlds.process.environment": ("take_place",),
     "worlds.process.world": ("ProcessWorld",),
     "worlds.threads": ("ThreadWorld",),
     "worlds.virtual.cluster": ("Cluster",),
@@ -88,6 +90,7 @@ __all__ = [
     "EASGD",
     "KAVG",
     "SGD",
+    "STOPPED_STATUS",
     "A2CiD2",
     "Adam",
     "AdaptiveKAVG",

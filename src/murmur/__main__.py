@@ -8,11 +8,9 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from murmur.commands.stopped import say_stopped
-from murmur.core.native_thread import end_process
-from murmur.core.printable import log_to_stderr
-from murmur.core.standard_streams import OutputError, drop_output, open_standard_streams
-from murmur.core.stop_signals import Stoppable, usual_signals
+from murmur.core.printable import OutputError, drop_output, log_to_stderr, open_standard_streams
+from murmur.core.stop_signals import Stoppable, end_process, usual_signals
+from murmur.plugins import say_stopped
 
 
 def main() -> None:

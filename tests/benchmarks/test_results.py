@@ -33,16 +33,24 @@ def test_figures_come_and_go_with_their_records(results: ModuleType, tmp_path: P
     kept(tmp_path, "second", 5.678)
     page = results.page(tmp_path)
     assert page == results.page(tmp_path)
-    assert "| what of first | 0.1234 | 1 | holds |" in page
-    assert "| what of second | 5.678 | 1 | **missed** |" in page
-    (tmp_path / "bench" / "first.json").unlink()
-    assert "0.1234" not in results.page(tmp_path)
+    assert "| first | 2026-11-22 | 1 of 1 |  |" in page
+    assert "| second | 2026-11-22 | 0 of 1 | what of second: 5.678 (1) |" in page
+    (tmp_path / "bench" / "second.json").unlink()
+    assert "5.678" not in results.page(tmp_path)
 
 
-def test_every_record_of_this_repository_is_told(results: ModuleType) -> None:
+def test_every_record_of_this_repository_is_told_on_150_lines(results: ModuleType) -> None:
     page = results.page(ROOT / "results")
     for file in (ROOT / "results" / "bench").glob("*.json"):
-        assert f"### {json.loads(file.read_text())['benchmark']}\n" in page
+        assert f"| {json.loads(file.read_text())['benchmark']} | " in page
     for line in (ROOT / "results" / "speech.jsonl").read_text().splitlines():
         row = json.loads(line)
-        assert f"| {row['wer']:.2f} | {row['errors']} / {row['words']} |" in page
+        shown = (
+            f"{row['wer']:.2f} ({row['errors']} / {row['words']})" if row["split"] == "test" else f"{row['wer']:.2f}"
+        )
+        [told] = [
+            t for t in page.splitlines() if t.startswith(f"| {row['set']} | {row['system']} | ") and row["run"] in t
+        ]
+        assert shown in told
+    assert len(page.splitlines()) <= 150
+    assert (ROOT / "RESULTS.md").read_text() == page

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_cluster import SlurmCluster
+from tests.cluster.slurm_cluster import SlurmCluster
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "examples" / "slurm" / "train.sbatch"

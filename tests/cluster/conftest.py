@@ -12,10 +12,9 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))  # for network namespaces (namespaces.py) and records of figures (measure.py)
 
-from cluster_runs import ClusterRun, Figures  # noqa: E402
-from slurm_cluster import SlurmCluster, refusal, slurm_cluster  # noqa: E402
-
 from measure import bar, close  # noqa: E402
+from tests.cluster.cluster_runs import ClusterRun, Figures  # noqa: E402
+from tests.cluster.slurm_cluster import SlurmCluster, refusal, slurm_cluster  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,11 +15,12 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from murmur.engine.budget import Budget
+from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
+from murmur.engine.scaling import Fixed
 from murmur.engine.task import Loss
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import KAVG
-from unscaled import Experiment
+from murmur.tasks.toy import ToyTask
 
 PER_EPOCH, MINIBATCHES = 40, 200
 
@@ -46,4 +47,6 @@ class PacedToy(ToyTask):
 
 def experiment() -> Experiment:
     """K-step averaging, five epochs, a checkpoint after each."""
-    return Experiment(PacedToy(), KAVG(K=4), Budget(minibatches=MINIBATCHES), SGD(lr=0.1, momentum=0.5))
+    return Experiment(
+        PacedToy(), KAVG(K=4), Budget(minibatches=MINIBATCHES), SGD(lr=0.1, momentum=0.5), scaling=Fixed()
+    )

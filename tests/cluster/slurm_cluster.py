@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from murmur.worlds.process.launch.children import die_with_parent, end_all
+from murmur.worlds.process.signals import die_with_parent, end_all
 from namespaces import Network, hosts
 from namespaces import refusal as no_hosts
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_runs import ClusterRun, Figures
-from paced_toy import MINIBATCHES, PER_EPOCH
+
+from tests.cluster.cluster_runs import ClusterRun, Figures
+from tests.cluster.paced_toy import MINIBATCHES, PER_EPOCH
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 LAUNCHERS = {"mpiexec": f"{MPIEXEC} -n 2 -ppn 1", "srun --mpi=pmi2": "srun --mpi=pmi2"}

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_runs import EXPERIMENT, LEARNER_SECONDS, ClusterRun, Figures
-from paced_toy import MINIBATCHES, PER_EPOCH
 from safetensors.torch import load_file
+
+from tests.cluster.cluster_runs import EXPERIMENT, LEARNER_SECONDS, ClusterRun, Figures
+from tests.cluster.paced_toy import MINIBATCHES, PER_EPOCH
 
 Begin = Callable[..., ClusterRun]
 SLOW = 0.5  # seconds per gradient while a test waits for an event

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from murmur.run.add_learner import one_more
 from murmur.run.configuration import SettingError
+from murmur.run.learner import one_more
 from murmur.run.request import RunRequest
 
 FACTS = {"source": "toy", "strategy": "KAVG(K=2)"}

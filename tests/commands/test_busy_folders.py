@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.run.folder.lock import LOCK, beside, locked
-from murmur.run.folder.state import state_of
+from murmur.run.folder.lock import LOCK, beside, locked, state_of
 
 GRID = ["--strategies", "KAVG(2)", "--virtual", "2", "--step-seconds", "0.1"]
 SMALL = ["--set", "budget.minibatches=20", "--set", "task.hidden=8", "--threads", "1"]

@@ -11,23 +11,25 @@ import torch
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.commands.doctor import launch
 from murmur.core.world import Seat
 from murmur.run import host_checks
-from murmur.run.configuration import configure, load
+from murmur.run.configuration import configure, resolved
 from murmur.run.host_checks import (
     CORE,
     OPENFST,
     SPEECH,
     HostFinding,
+    Learned,
     check_cores,
     check_disk,
     check_imports,
     check_memory,
     check_versions,
+    compare_learners,
+    examine,
+    launched,
     parse_pins,
 )
-from murmur.run.network_checks import Learned, compare_learners, examine
 from murmur.worlds.threads import ThreadWorld
 
 PINS = {name: "1.0" for name in (*CORE, *SPEECH)}
@@ -113,16 +115,16 @@ def test_learners_of_two_hosts_examine_each_other() -> None:
 
 @pytest.mark.processes
 def test_two_processes_meet() -> None:
-    found = {each.what: each for each in launch("toy", ["budget.epochs=3"], 2)}
+    found = {each.what: each for each in launched("toy", ["budget.epochs=3"], 2)}
     assert set(found) == {"store", "latency", "bandwidth", "Python", "PyTorch", "experiment"}
     assert "2 learners on 1 host met" in found["store"].found
     assert found["PyTorch"].found == f"{torch.__version__} everywhere"
-    assert found["experiment"].found == f"{configure(load('toy'), ['budget.epochs=3']).digest()} everywhere"
+    assert found["experiment"].found == f"{configure(resolved('toy'), ['budget.epochs=3']).digest()} everywhere"
 
 
 def test_a_bad_finding_is_status_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for level, status in (("bad", 1), ("warn", 0)):
-        monkeypatch.setattr("murmur.commands.doctor.launch", lambda *_: [HostFinding("ok", "store", "met")])
+        monkeypatch.setattr("murmur.commands.doctor.launched", lambda *_: [HostFinding("ok", "store", "met")])
         monkeypatch.setattr(
             "murmur.commands.doctor.check_host", lambda *_, level=level: [HostFinding(level, "disk", "none", "buy one")]
         )
@@ -134,7 +136,7 @@ def test_a_bad_finding_is_status_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_learners_that_never_meet_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("murmur.commands.doctor.Launch.run", lambda _: 7)
+    monkeypatch.setattr("murmur.run.host_checks.Launch.run", lambda _: 7)
     monkeypatch.setattr("murmur.commands.doctor.check_host", lambda *_: [])
     done = CliRunner().invoke(app, ["doctor", "--out", str(tmp_path)])
     assert done.exit_code == 1

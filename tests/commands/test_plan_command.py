@@ -1,4 +1,4 @@
-"""`murmur plan` names all missing options at once."""
+"""`murmur plan`: missing options, the experiment's own cluster, tables of several numbers of learners."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_only_what_is_missing_is_asked_for(left: str) -> None:
 OWN = """
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
-from murmur.engine.published import Published
-from murmur.recipes.toy import ToyTask
+from murmur.engine.experiment import Published
+from murmur.tasks.toy import ToyTask
 from murmur.strategies import KAVG
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 
@@ -168,3 +168,53 @@ def test_an_option_without_effect_is_refused(tmp_path: Path, words: list[str], s
     code, said = run(*(str(file) if word == "own" else word for word in words), *numbers)
     assert code == 1
     assert says in said
+
+
+def rows(said: str) -> list[list[str]]:
+    """Return the cells of all rows of the only table."""
+    lines = [line.strip("│").split("│") for line in said.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line] for line in lines]
+
+
+def test_several_numbers_of_learners_give_one_table_of_the_rows_of_single_plans(tmp_path: Path) -> None:
+    """The rows of a strategy follow each other, and the strategies have the order of the largest number."""
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    numbers = [word for option, value in ALL.items() for word in (option, value)]
+    for words in ([str(own), "--straggler", "1=3x"], [*numbers, "--cluster", "ethernet-1g", "--price", "2"]):
+        words += ["--strategy", "KAVG(K=8)", "--strategy", "SyncSGD", "--strategy", "ADPSGD"]
+        code, said = run(*words, "--learners", "8,2,4")
+        assert code == 0, said
+        assert "one epoch, " in said
+        single = {n: rows(run(*words, "--learners", n)[1]) for n in ("2", "4", "8")}
+        best_first = [row[0] for row in single["8"]]
+        assert len(set(best_first)) == 3
+        of = {(row[0], n): row for n, found in single.items() for row in found}
+        expected = [[name, n, *of[name, n][1:]] for name in best_first for n in ("2", "4", "8")]
+        assert rows(said) == expected
+
+
+def test_predictions_for_several_numbers_are_compared_with_published_figures(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    code, said = run(str(own), "--learners", "4,8", "--strategy", "SyncSGD", "--explain")
+    assert code == 0, said
+    assert "SyncSGD(), 4 learners: predicted 2 h" in said
+    assert "SyncSGD(), 8 learners: predicted 1 h, 8x; published 0.5 h" in said
+    assert said.count("SyncSGD(), 4 learners\n  ") == 1  # the head of its formulas
+
+
+def test_an_experiment_is_measured_once_for_all_numbers() -> None:
+    code, said = run("toy", "--learners", "2,4", "--strategy", "SyncSGD", "--cluster", "ethernet-1g")
+    assert code == 0, said
+    assert said.count("first steps, sums and the loopback ...") == 1
+    assert said.count("scaling with") == 2
+    assert [row[:2] for row in rows(said)] == [["SyncSGD()", "2"], ["SyncSGD()", "4"]]
+
+
+@pytest.mark.parametrize("learners", ["0", "2,0", "-1", "two", "2;4", "1.5"])
+def test_numbers_of_learners_are_positive_whole_numbers(learners: str) -> None:
+    numbers = [word for option, value in ALL.items() for word in (option, value)]
+    code, said = run(*numbers, f"--learners={learners}")
+    assert code == 1
+    assert f"--learners {learners}" in said.replace("'", "")

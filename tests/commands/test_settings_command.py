@@ -13,9 +13,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 from murmur.core.errors import SettingError
-from murmur.run.attribute_lines import attribute_lines
-from murmur.run.configuration import configure, load, recipe_names
-from murmur.run.setting_list import settings_of, written
+from murmur.run.configuration import attribute_lines, configure, recipe_names, resolved, settings_of, written
 
 pytestmark = pytest.mark.skipif(
     find_spec("kaldi_hmm_gmm") is None, reason="the speech libraries are not installed (pip install murmur[speech])"
@@ -30,7 +28,7 @@ def run(*words: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_name_takes_its_listed_value(recipe: str) -> None:
-    experiment = load(recipe)
+    experiment = resolved(recipe)
     listed = settings_of(experiment)
     assert {"budget.epochs", "seed", "strategy"} <= {setting.name for setting in listed}
     for setting in listed:
@@ -39,13 +37,13 @@ def test_every_name_takes_its_listed_value(recipe: str) -> None:
 
 
 def test_another_value_is_taken_too() -> None:
-    names = {setting.name: setting for setting in settings_of(load("digits_hybrid"))}
+    names = {setting.name: setting for setting in settings_of(resolved("digits_hybrid"))}
     assert names["task.front.bins"].type == "int"
     assert names["task.front.cmvn"].type == "speaker | utterance | none"
     assert names["task.hmm.lda"].type == "LdaMlltConfig | None"
     assert names["schedule"].type == "Schedule"
     assert names["task.front.speeds"].type == "tuple[float, ...]"
-    changed = configure(load("digits_hybrid"), ["task.hmm.triphone=TriphoneConfig(tree=TreeConfig(leaves=7))"])
+    changed = configure(resolved("digits_hybrid"), ["task.hmm.triphone=TriphoneConfig(tree=TreeConfig(leaves=7))"])
     names = {setting.name: setting for setting in settings_of(changed)}
     assert names["task.hmm.triphone"].default == "TriphoneConfig(tree=TreeConfig(leaves=7))"
     assert names["task.hmm.triphone.tree.leaves"].default == "7"
@@ -65,7 +63,7 @@ def test_every_field_has_an_explanation_of_its_own(recipe: str) -> None:
         inner = [(name, value) for name, value in vars(owner).items() if hasattr(value, "__dataclass_fields__")]
         return here + [full for name, value in inner for full in missing(value, f"{prefix}{name}.")]
 
-    assert missing(load(recipe), "") == []
+    assert missing(resolved(recipe), "") == []
 
 
 def test_a_class_without_lines_gives_its_first_line(tmp_path: Path) -> None:
@@ -88,7 +86,7 @@ def test_output_fits_80_columns_with_whole_words(recipe: str) -> None:
     assert code == 0, said
     assert max(map(len, said.splitlines())) <= 80
     shown = re.sub(r"\s+", " ", said)
-    for setting in settings_of(load(recipe)):
+    for setting in settings_of(resolved(recipe)):
         assert f"{setting.name} = {setting.default} ({setting.type}) {setting.explanation}" in shown
 
 
@@ -102,7 +100,7 @@ def test_json() -> None:
         "default": "128",
         "explanation": "width of the hidden layer.",
     }
-    assert [s["name"] for s in json.loads(run("own", "--json")[1])] == [s.name for s in settings_of(load("own"))]
+    assert [s["name"] for s in json.loads(run("own", "--json")[1])] == [s.name for s in settings_of(resolved("own"))]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +163,7 @@ def test_an_unknown_name_points_here(command: str, tmp_path: Path) -> None:
 
 
 def test_a_budget_keeps_its_unit_where_another_is_set_to_none() -> None:
-    toy = load("toy")
+    toy = resolved("toy")
     assert configure(toy, ["budget.samples=None"]) == toy
 
 
@@ -180,4 +178,4 @@ def test_nothing_is_made_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_unknown_class_is_still_refused() -> None:
     with pytest.raises(SettingError, match="there is no 'TreeConfg'; did you mean 'TreeConfig'"):
-        configure(load("digits_hybrid"), ["task.hmm.triphone=TreeConfg()"])
+        configure(resolved("digits_hybrid"), ["task.hmm.triphone=TreeConfg()"])

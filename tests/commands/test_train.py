@@ -51,11 +51,14 @@ from dataclasses import dataclass, replace
 from murmur.recipes import toy
 
 @dataclass(frozen=True)
-class Fine(toy.ToyTask):
-    begins_with: str = "the network of a first run"
+class FineTuning(toy.ToyTask):
+    continues: str | None = "the network of a first run"
 
-def experiment():
-    return replace(toy.experiment(), task=Fine())
+def loaded(model):
+    pass
+
+def experiment(begun: bool = False):
+    return replace(toy.experiment(), task=FineTuning(), initial=loaded if begun else None)
 """)
     warning = "training begins with random weights: give --init the network of a first run"
     short = ["--set", "budget.minibatches=5", *ONE]
@@ -64,7 +67,8 @@ def experiment():
         assert run(*words, *short)[0] == 0
         assert warning in caplog.text
         caplog.clear()
-    for words in (("train", file, *init, "--dry-run"), ("train", "toy", "--dry-run")):
+    others = (init, ("--set", "task.continues=None"), ("--set", "begun=True"))
+    for words in (*(("train", file, *other, "--dry-run") for other in others), ("train", "toy", "--dry-run")):
         assert run(*words, *short)[0] == 0
         assert warning not in caplog.text
 
@@ -114,10 +118,11 @@ def test_dry_run_fails_where_training_would(tmp_path: Path) -> None:
     file.write_text(
         "from dataclasses import replace\n"
         "import murmur.recipes.toy as toy\n"
+        "from murmur.engine.task import Loss\n"
         "class Explodes(toy.ToyTask):\n"
         "    def loss(self, model, minibatch):\n"
         "        loss = super().loss(model, minibatch)\n"
-        "        return toy.Loss(loss.total * float('inf'), loss.samples)\n"
+        "        return Loss(loss.total * float('inf'), loss.samples)\n"
         "def experiment():\n"
         "    return replace(toy.experiment(), task=Explodes())\n"
     )

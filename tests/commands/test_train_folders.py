@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.run.folder.state import state_of
-from murmur.worlds.process.launch.signals import STOPPED_STATUS
+from murmur.run.folder.lock import state_of
+from murmur.worlds.process.signals import STOPPED_STATUS
 
 pytestmark = pytest.mark.processes
 SHORT = ["--set", "budget.minibatches=40", "--set", "task.hidden=8", "--threads", "1"]

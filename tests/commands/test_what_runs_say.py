@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
+from murmur.core.whole_files import write_whole
+from murmur.engine.checkpoints.checkpoint import Checkpoints
 from murmur.engine.counters import Counters
 from murmur.engine.record import JsonLines, Record
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.core.group import WorldMismatch, check_alike, check_weight, weighted_mean
+from murmur.core.group import WorldMismatch, check_alike, share_of, weighted_mean
 
 WEIGHTS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 32.0, 640.0, 777.0]), min_size=1, max_size=6).filter(any)
 
@@ -35,7 +35,7 @@ def test_one_contributor_is_copied_to_the_bit() -> None:
 @pytest.mark.parametrize("weight", [-1.0, math.inf, math.nan])
 def test_bad_weights(weight: float) -> None:
     with pytest.raises(ValueError, match="finite and not negative"):
-        check_weight(weight)
+        share_of(torch.ones(1), weight)
 
 
 def test_different_vectors() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,22 @@ from murmur.engine.optim.optimizer import SGD
 from murmur.engine.stacked import draw_together
 from murmur.engine.task import Loss, Score
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.run.dry_run import first_steps
+from murmur.run.learner import report
 from murmur.run.request import RunRequest
-from murmur.run.saved_model import Initialised
-from murmur.run.score import report
+from murmur.run.saved_model import InitialWeights
 from murmur.strategies import KAVG, SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.user_loop.joined import Plan
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from unscaled import Experiment
+from tests.support.unscaled import Experiment
 
 SOURCE = Path(murmur.__file__).parent
 SETS_A_MODE = {  # of models that are read from files for recognition alone
-    "recognition/rescoring.py",
-    "recognition/trained_run.py",
+    "speech/recognition/rescoring.py",
+    "speech/recognition/trained_run.py",
     "core/model_mode.py",
 }
 
@@ -147,8 +147,7 @@ def test_gradients_of_many_learners_are_those_of_models_that_train() -> None:
 def test_the_last_test_of_a_run_is_without_dropout(initialised: bool, tmp_path: Path) -> None:
     what = experiment()
     model = Trainer(what, ThreadWorld(1), tmp_path).fit().model
-    task = Initialised(what.task, tmp_path / "model", "0") if initialised else what.task
-    tested = Experiment(task, what.strategy, what.budget, what.optimizer, evaluate_every_epochs=0.5)
+    tested = replace(what, initial=InitialWeights(tmp_path / "model", "0") if initialised else None)
     figures = []
     for seed in range(3):
         torch.manual_seed(seed)

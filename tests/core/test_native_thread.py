@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.interpreter
 LEFT_BEHIND = """
-import sys, time
+import sys, threading, time
 from datetime import timedelta
-from murmur.core.native_thread import NativeThread, end_process
+from murmur.core.stop_signals import end_process
 from murmur.core.torch_private import Store, c10d, gloo_options
 
 class Slow(Store):
@@ -28,7 +29,7 @@ def make():
     device = c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")
     c10d.ProcessGroupGloo(Slow(), 0, 2, gloo_options(device, threads=2, timeout=timedelta(seconds=30)))
 
-NativeThread(make, "makes a group").start()
+threading.Thread(target=make, daemon=True).start()
 time.sleep(0.3)
 print("said before the end")
 {end}(75)
@@ -41,14 +42,14 @@ def test_the_status_is_the_given_one(thread: bool) -> None:
     """With `sys.exit` the first of these processes ends by a signal."""
     program = LEFT_BEHIND.format(end="end_process")
     if not thread:
-        program = program.replace('NativeThread(make, "makes a group").start()', "")
+        program = program.replace("threading.Thread(target=make, daemon=True).start()", "")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (75, "said before the end\n"), done.stderr
 
 
 IN_AN_OPERATION = """
 import atexit, threading, time, torch
-from murmur.core.native_thread import end_process
+from murmur.core.stop_signals import end_process
 
 def work():
     x = torch.zeros(3_000_000)

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from averaging_only import Still
-from murmur.core import learner as learner_module
+from murmur.core import local_steps
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner
 from murmur.core.membership import ENDED, RunOver
@@ -22,7 +21,8 @@ from murmur.core.world import Seat
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.group import VirtualGroup
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Point
+from tests.support.averaging_only import Still
+from tests.support.tasks import Point
 
 
 def averager_of(seat: Seat) -> PairwiseAverager:
@@ -152,7 +152,7 @@ def test_gradients_and_averaging_that_begin_together_share_one_averager(monkeypa
             made.append(self)
             super().__init__(*around)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(learner_module, "PairwiseAverager", Slow)
+    monkeypatch.setattr(local_steps, "PairwiseAverager", Slow)
 
     async def program(seat: Seat) -> list[PairwiseAverager]:
         layout = Layout.trainable(Point(2))

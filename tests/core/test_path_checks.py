@@ -17,7 +17,7 @@ from murmur.cli import app
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
 from murmur.core import path_checks as checks
-from plateaus import make_experiment
+from tests.support.plateaus import make_experiment
 
 CTC = ["ctc", "--set", "task.corpus=SET", "--set", "task.cache=CACHE"]
 
@@ -145,7 +145,7 @@ OVERWRITING = [
     ["transcribe", "MODEL", "HERE/a.flac", "--channels", "each", "--words", "HERE/a-B.txt", "--out", "HERE"],
     ["transcribe", "MODEL", "HERE/a.txt", "--out", "HERE"],
     ["report", "HERE", "--out", "HERE/records.jsonl"],
-    ["report", "HERE", "--out", "HERE/checkpoints/cut.json"],
+    ["report", "HERE", "--out", "HERE/checkpoints/began.json"],
     ["report", "HERE", "--audio", "DATA/wav.scp", "--out", "DATA/wav.scp"],
     ["report", "HERE", "--audio", "DATA", "--out", "DATA/text"],
     ["doctor", "HERE/experiment.py", "--json", "HERE/experiment.py"],
@@ -161,7 +161,7 @@ def test_outputs_replace_no_input(words: list[str], model: Path, tmp_path: Path)
         path.write_text("a speaker\n")
     (here / "experiment.py").write_text("from murmur.recipes.toy import experiment\n")
     (here / "checkpoints").mkdir()
-    (here / "checkpoints" / "cut.json").write_text("{}")
+    (here / "checkpoints" / "began.json").write_text("{}")
     data.mkdir()
     for name in ("text", "wav.scp"):
         (data / name).write_text("u one\n")

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from murmur.cli import COMMANDS
-from murmur.commands.stopped import AFTER, RESUMED, how_to_go_on
 from murmur.core.stop_signals import STOPPED_STATUS
+from murmur.plugins import AGAIN, commands, how_to_go_on
 
 pytestmark = pytest.mark.timeout(300)
 LONG_SECONDS = 120  # enough on a busy machine; a program that misses the signal runs for longer
@@ -108,6 +107,7 @@ def test_a_signal_ends_whatever_is_under_way(way: str, number: signal.Signals) -
     assert said == ("removed\n" if way == "cleaning" else "")
 
 
+@pytest.mark.interpreter
 def test_signals_ignored_at_start() -> None:
     """Ignore SIGINT, as a shell does for a background script; then all, as a launcher does, which reports itself."""
     every = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
@@ -125,7 +125,9 @@ def test_signals_ignored_at_start() -> None:
 
 
 def test_every_command_tells_how_to_go_on() -> None:
-    assert {*AFTER, *RESUMED} == set(COMMANDS)
+    assert all(command.stopped for command in commands().values())
+    assert how_to_go_on(["decode", "run"]).startswith("decoded utterances are kept")
+    assert how_to_go_on(["unknown"]) == AGAIN
     assert how_to_go_on(["train", "toy", "--out", "a b"]).endswith("murmur train toy --out 'a b' --resume")
     assert how_to_go_on(["simulate", "toy", "--resume"]).endswith("murmur simulate toy --resume")
     assert how_to_go_on(["train", "toy", "--force"]).endswith("murmur train toy --resume")  # both are refused
@@ -139,7 +141,7 @@ from pathlib import Path
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
-from murmur.recipes.toy import ToyTask
+from murmur.tasks.toy import ToyTask
 from murmur.strategies import SyncSGD
 
 HERE = Path(__file__).parent
@@ -219,6 +221,7 @@ with Stoppable(lambda stopped: print("stopped by", stopped.name)):
 """
 
 
+@pytest.mark.interpreter
 @pytest.mark.processes
 def test_an_import_that_a_signal_has_broken_ends_as_a_stop() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTS], check=False, capture_output=True, text=True, timeout=60)
@@ -234,7 +237,9 @@ def test_a_signal_ends_the_imports_of_the_command_line(
     words: list[str], number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first library that it imports takes a minute here."""
-    (tmp_path / "typer.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "typer.py").write_text(
+        "import time\nprint('importing', flush=True)\n[time.sleep(0.1) for _ in range(600)]\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with program([*words, "score", "a", "b"]) as process:
         assert process.stdout is not None

@@ -13,12 +13,12 @@ import soundfile
 from typer.testing import CliRunner
 
 from murmur.cli import app
+from tests.support import tones
 
 pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-import tones
 from murmur.speech.corpus.digits import LEXICON
-from murmur.speech.language_model.acceptor import Acceptor
+from murmur.speech.language_model.grammar import Acceptor
 from murmur.speech.language_model.grammar_file import read_grammar, read_words
 from murmur.speech.lexicon.lexicon import read_lexicon
 

@@ -52,7 +52,7 @@ def test_in_their_order_they_lead_to_words(tmp_path: Path) -> None:
     for library, extra in (("lhotse", "speech"), ("matplotlib", "viz"), ("espeakng_loader", "synth")):
         if find_spec(library) is None:
             pytest.skip(f"the extra {extra} is not installed")
-    from spoken_commands import record
+    from tests.support.spoken_commands import record
 
     record(tmp_path / "recordings", 15)
     for command in COMMANDS:

@@ -30,7 +30,7 @@ class Scripted:
     until: int = 3 * POLLS
     rank: int = 0
     polls: int = 0
-    spent: bool = False
+    over: bool = False
     said: list[tuple[int, tuple[float, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -143,10 +143,10 @@ def test_when_everything_is_done_late_ones_leave(completed: int) -> None:
     left = View(8, {0: 4, 1: 5}, left=1)
     with pytest.raises(RunOver):
         Rendezvous(Scripted({0: left})).request_to_join(completed).send(None)  # type: ignore[arg-type]
-    over = Scripted({0: TWO}, {3: [new(TWO, 1, 6.0)]}, spent=True)
+    over = Scripted({0: TWO}, {3: [new(TWO, 1, 6.0)]}, over=True)
     with pytest.raises(RunOver):
         Rendezvous(over).request_to_join(completed).send(None)  # type: ignore[arg-type]
-    last = Scripted({0: TWO}, {3: [new(TWO, 1, 4.0)]}, spent=True)
+    last = Scripted({0: TWO}, {3: [new(TWO, 1, 4.0)]}, over=True)
     if completed == 5:  # only the end of the run is left
         assert request_to_join(last).members == {0: 4}
 

@@ -14,12 +14,12 @@ from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import read_pair
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from running_means import Assigned, InPlace
-from unscaled import Experiment
+from tests.support.named import named
+from tests.support.running_means import Assigned, InPlace
+from tests.support.unscaled import Experiment
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,15 @@ from murmur.engine.schedule import (
     TimesLearners,
     WarmUpAnneal,
 )
-from murmur.engine.seeds import seed_of
+from murmur.engine.task import seed_of
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.run.configuration import configure
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from tasks import Quadratic
-from unscaled import Experiment
+from tests.support.named import named
+from tests.support.tasks import Quadratic
+from tests.support.unscaled import Experiment
 
 
 def at(epoch: float, fraction: float = 0.0) -> Progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar
 
 import pytest
@@ -12,16 +13,17 @@ from hypothesis import strategies as st
 
 from murmur.core.errors import IncompleteRun
 from murmur.core.learner import Learner, Strategy
+from murmur.core.source import Computed
 from murmur.core.world import World
 from murmur.engine.budget import Budget
-from murmur.engine.cover import Cover, wanted
+from murmur.engine.cover import wanted, with_one
 from murmur.engine.optim.optimizer import SGD
 from murmur.strategies import ADPSGD, KAVG, SuperLearners
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Quadratic, fit
-from unscaled import Experiment
+from tests.support.tasks import Quadratic, fit
+from tests.support.unscaled import Experiment
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class Skips:
     """Claims minibatches, and does not compute number 7."""
 
     async def __call__(self, me: Learner) -> None:
-        while (claim := me.group.membership.claim(*me.source.span)) is not None:
+        while (claim := me.group.membership.claim(*me.local.source.span)) is not None:
             if claim.start != 7:
-                me.descend((await me.compute(claim.start, None)).g)
+                me.descend((await me.local.compute(claim.start, None)).g)
         me.weights.set_(await me.consensus())
 
 
@@ -40,9 +42,9 @@ class TakesTheNext:
     """Lock-step, but minibatch 8 is computed in the place of 7: as many as the budget has."""
 
     async def __call__(self, me: Learner) -> None:
-        while (n := me.source.next_index(me.steps)) is not None:
-            me.steps += 1
-            me.descend((await me.compute(8 if n == 7 else n, None)).g)
+        while (n := me.local.source.next_index(me.steps)) is not None:
+            me.local.steps += 1
+            me.descend((await me.local.compute(8 if n == 7 else n, None)).g)
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ class Forgets:
                 me.descend(g)
             me.weights.set_(await me.group.mean(me.weights.snapshot(), me.fresh_samples))
             if len(me.group.live) < live:
-                live, assignment = len(me.group.live), me.source.assignment
+                live, assignment = len(me.group.live), me.local.source.turns.assignment
                 done, shift = assignment.reached(me.steps), -1 if self.twice else 1
-                me.source.assignment = assignment.anew(me.steps, done + shift, me.group.live)
+                me.local.assign(done + shift, me.group.live)
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,10 @@ class Assigned:
     lock_step: ClassVar[bool] = False
 
     async def __call__(self, me: Learner) -> None:
-        answers = me.spawn(me.answer(), "answers")
-        while (n := me.source.next_index(me.steps)) is not None:
-            me.steps += 1
-            me.descend((await me.compute(n, None)).g)
+        answers = me.spawn(me.averager.answer(), "answers")
+        while (n := me.local.source.next_index(me.steps)) is not None:
+            me.local.steps += 1
+            me.descend((await me.local.compute(n, None)).g)
         me.averager.done()
         await answers
         me.weights.set_(await me.consensus())
@@ -137,9 +139,10 @@ def test_the_fingerprint_of_the_parts_is_that_of_the_whole(
     total: int, first: int, moved: Mapping[int, int], learners: int
 ) -> None:
     first = min(first, total)
-    parts = [Cover() for _ in range(learners)]
+    parts = [Computed() for _ in range(learners)]
     for position in range(first, total):
-        parts[position % learners].add(moved.get(position, position))
+        part = position % learners
+        parts[part] = with_one(parts[part], moved.get(position, position))
     assert sum(part.count for part in parts) == total - first
     left = sum(part.fingerprint for part in parts) - wanted(first, total, moved)
     assert left % (2**44 - 17) == 0
@@ -147,7 +150,5 @@ def test_the_fingerprint_of_the_parts_is_that_of_the_whole(
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=40))
 def test_only_the_same_minibatches_have_the_same_fingerprint(numbers: list[int]) -> None:
-    part = Cover()
-    for n in numbers:
-        part.add(n)
+    part = reduce(with_one, numbers, Computed())
     assert (part.fingerprint == wanted(0, len(numbers), {})) == (sorted(numbers) == list(range(len(numbers))))

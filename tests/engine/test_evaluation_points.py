@@ -16,11 +16,11 @@ from murmur.core.trace import Span
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from unscaled import Experiment
+from tests.support.named import named
+from tests.support.unscaled import Experiment
 
 POINT = ["checkpoints/marks/0000000010", "best", "checkpoints/0000000010/learner-0"]
 END = ["checkpoints/marks/0000000020", "best", "averaged", "checkpoints/0000000020/learner-0", "model"]

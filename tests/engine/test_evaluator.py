@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from murmur.core.world import Seat
-from murmur.engine.evaluator import Consensus, Evaluator
+from murmur.engine.evaluation_points import Consensus, Evaluator
 from murmur.engine.task_source import TaskSource
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.world import VirtualWorld
-from unscaled import Experiment
+from tests.support.unscaled import Experiment
 
 
 class Losses(ToyTask):

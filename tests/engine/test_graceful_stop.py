@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from grids import few
 from murmur.core.learner import Strategy
 from murmur.core.membership import StoppedGracefully
 from murmur.core.world import World
@@ -17,7 +16,6 @@ from murmur.engine.checkpoints.checkpoint import Checkpoints
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.schedule import NewBob
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import (
     ADPSGD,
     ASGD,
@@ -37,13 +35,15 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from tally import LEARNERS, Tally, alone, expected
-from tasks import fit, weights_of
-from unscaled import Experiment
+from tests.support.grids import few
+from tests.support.named import named
+from tests.support.tally import LEARNERS, Tally, alone, expected
+from tests.support.tasks import fit, weights_of
+from tests.support.unscaled import Experiment
 
 IN_STEP: list[Strategy] = [
     SyncSGD(),

@@ -11,8 +11,8 @@ from murmur.engine.trainer import Outcome, Trainer
 from murmur.strategies import KAVG, AdaptiveKAVG, Downpour, SlowMo
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Quadratic
-from unscaled import Experiment
+from tests.support.tasks import Quadratic
+from tests.support.unscaled import Experiment
 
 NETWORK = Link(1e-4, 1e9)
 SLOW_BYTES = 1e8  # the weights are under way for longer than the lease

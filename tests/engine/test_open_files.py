@@ -19,13 +19,13 @@ from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import ChromeTrace, JsonLines, Record
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, KAVG, DelayByOne
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from unscaled import Experiment
+from tests.support.named import named
+from tests.support.unscaled import Experiment
 
 OPEN = Path("/proc/self/fd")
 pytestmark = pytest.mark.skipif(not OPEN.is_dir(), reason="the system does not list the open files of a process")
@@ -77,7 +77,7 @@ def test_a_run_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
 def test_what_comes_after_the_end_is_written_to_no_other_file(tmp_path: Path) -> None:
     """The number of a closed file is given to the next one that is opened."""
     lines, spans = JsonLines(tmp_path / "records.jsonl"), ChromeTrace(tmp_path / "trace.json", every=1)
-    for file in (lines.file, spans.file):
+    for file in (lines, spans):
         file.close()
         file.close()
     others = [(tmp_path / name).open("wb") for name in "ab"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,17 +16,18 @@ import torch
 from torch import Tensor
 
 from murmur.core.learner import Strategy
+from murmur.engine import prefetch as prefetching
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
-from murmur.engine.prefetch import CudaLane, HostLane, Prefetch, each_tensor
+from murmur.engine.prefetch import Prefetch, each_tensor
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, KAVG, OwnShares, SyncSGD
 from murmur.strategies.parameter_averaging import ParameterAveraging
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.threads import ThreadWorld
-from named import named
-from tasks import fit
-from unscaled import Experiment
+from tests.support.named import named
+from tests.support.tasks import fit
+from tests.support.unscaled import Experiment
 
 TOY = ToyTask(samples=8, hidden=16, dropout=0.2, per_epoch=20)
 
@@ -58,7 +61,7 @@ def settle(prefetch: Prefetch) -> None:
 
 def test_what_is_foreseen_is_made_beside_and_only_that() -> None:
     make = Noting()
-    prefetch = Prefetch(make, 2, HostLane())
+    prefetch = Prefetch(make, 2)
     assert prefetch.get(0) == 0
     prefetch.expect([1, 2, 3, 4])
     settle(prefetch)
@@ -77,17 +80,15 @@ def test_what_is_foreseen_is_made_beside_and_only_that() -> None:
 
 def test_nothing_ahead_is_made_in_the_caller() -> None:
     make = Noting()
-    prefetch = Prefetch(make, 0, HostLane())
+    prefetch = Prefetch(make, 0)
     prefetch.expect([1, 2])
     assert [prefetch.get(n) for n in (1, 2)] == [1, 4]
     assert not make.background
     prefetch.close()
-    with pytest.raises(ValueError, match="not -1"):
-        Prefetch(make, -1, HostLane())
 
 
 def test_an_error_comes_when_its_minibatch_is_asked_for() -> None:
-    prefetch = Prefetch(Noting(), 2, HostLane())
+    prefetch = Prefetch(Noting(), 2)
     prefetch.expect([13, 14])
     settle(prefetch)
     assert prefetch.get(14) == 196
@@ -104,7 +105,7 @@ def test_what_is_under_way_is_waited_for_and_what_is_not_begun_is_made_here() ->
         assert n != 1 or may_end.wait(60)
         return noting(n)
 
-    prefetch = Prefetch(make, 2, HostLane())
+    prefetch = Prefetch(make, 2)
     prefetch.expect([1, 2])
     while not prefetch._coming[1].running():
         time.sleep(0.001)
@@ -140,29 +141,42 @@ def test_tensors_of_any_minibatch_are_found() -> None:
 
 
 class Stub:
-    """A lane that notes who called it and on what."""
+    """A stream of copies that notes who called it and on what."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, bool, Any]] = []
+    def __init__(self, device: str) -> None:
+        self.device, self.calls = device, list[tuple[str, bool, Any]]()
 
-    def send(self, minibatch: Any) -> Any:
-        self.calls.append(("send", threading.current_thread() is threading.main_thread(), minibatch))
-        return ("sent", minibatch)
+    def _note(self, what: str, x: Any) -> Any:
+        self.calls.append((what, threading.current_thread() is threading.main_thread(), x))
+        return x
 
-    def receive(self, sent: Any) -> Any:
-        self.calls.append(("receive", threading.current_thread() is threading.main_thread(), sent))
-        return sent[1]
+    @contextmanager
+    def copying(self) -> Iterator[str]:
+        yield "done"
+
+    def copy(self, x: Tensor) -> Tensor:
+        return torch.tensor(self._note("copy", x.item()))
+
+    def await_copies(self, done: str) -> None:
+        self._note("await", done)
+
+    def use(self, x: Tensor) -> Tensor:
+        return torch.tensor(self._note("use", x.item()))
 
 
-def test_copies_begin_in_the_background_and_are_received_by_the_learner() -> None:
-    lane = Stub()
-    prefetch = Prefetch(Noting(), 1, lane)
+def test_copies_begin_in_the_background_and_are_received_by_the_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetching, "CopyStream", Stub)
+    monkeypatch.setattr(prefetching, "is_accelerator", lambda device: device == "elsewhere")
+    prefetch = Prefetch(lambda n: torch.tensor(n * n), 1, "elsewhere")
+    stream = prefetch._copies
+    assert isinstance(stream, Stub)
     prefetch.expect([3])
     settle(prefetch)
-    assert lane.calls == [("send", False, 9)]
+    assert stream.calls == [("copy", False, 9)]
     assert prefetch.get(3) == 9
     assert prefetch.get(4) == 16
-    assert lane.calls[1:] == [("receive", True, ("sent", 9)), ("send", True, 16), ("receive", True, ("sent", 16))]
+    waited = ("await", True, "done")
+    assert stream.calls[1:] == [waited, ("use", True, 9), ("copy", True, 16), waited, ("use", True, 16)]
     prefetch.close()
 
 
@@ -209,7 +223,7 @@ def test_asynchronous_learners_draw_every_minibatch(tmp_path: Path) -> None:
 
 def test_what_is_begun_from_elsewhere_is_bounded_too() -> None:
     make = Noting()
-    prefetch = Prefetch(make, 2, HostLane())
+    prefetch = Prefetch(make, 2)
     assert prefetch.seconds == 0
     for n in (1, 2, 3):
         prefetch.begin(n)
@@ -219,7 +233,7 @@ def test_what_is_begun_from_elsewhere_is_bounded_too() -> None:
     assert make.background == {1, 2, 3}
     assert prefetch.seconds > 0
     prefetch.close()
-    idle = Prefetch(make, 0, HostLane())
+    idle = Prefetch(make, 0)
     idle.begin(1)
     assert idle.get(1) == 1
     assert (idle.seconds, not idle._coming) == (0, True)
@@ -236,7 +250,7 @@ def test_shares_are_prepared_ahead(tmp_path: Path) -> None:
 def test_a_gpu_gets_the_same_bits() -> None:
     rng = torch.Generator().manual_seed(0)
     made = [torch.randn(256, 512, generator=rng) for _ in range(8)]
-    prefetch = Prefetch(lambda n: {"x": made[n]}, 2, CudaLane("cuda:0"))
+    prefetch = Prefetch(lambda n: {"x": made[n]}, 2, "cuda:0")
     for n in range(8):
         moved = prefetch.get(n)["x"]
         prefetch.expect([n + 1, n + 2] if n < 6 else [n + 1] if n < 7 else [])

@@ -17,13 +17,13 @@ from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.run.configuration import typed
 from murmur.run.saved_model import read_into
 from murmur.strategies import ADPSGD, KAVG, SuperLearners, SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
+from tests.support.named import named
 
 BIG = 2**60 + 1
 INF = float("inf")

@@ -20,13 +20,13 @@ from murmur.engine.record import Record
 from murmur.engine.scaling import Auto, Fixed, described, scaling
 from murmur.engine.schedule import Cosine, LargeBatch, TimesLearners
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, ASGD, BMUF, KAVG, Downpour, ParameterAveraging, SuperLearners, SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, Kill, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Quadratic, fit
+from tests.support.tasks import Quadratic, fit
 
 
 @dataclass(frozen=True)

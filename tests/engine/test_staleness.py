@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.commands import simulate
+from murmur.simulation import several_strategies
 
 
 def test_a_turn_without_a_minibatch_is_not_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulate, "draw_accounts", lambda *_: None)
+    monkeypatch.setattr(several_strategies, "draw_accounts", lambda *_: None)
     words = ["simulate", "toy", "--strategy", "SyncSGD()", "--learners", "3", "--step-seconds", "0.1"]
     settings = ("budget.minibatches=10", "task.hidden=8", "task.per_epoch=10")  # the fourth turn has one minibatch
     done = CliRunner().invoke(app, [*words, *(w for s in settings for w in ("--set", s)), "--out", str(tmp_path)])

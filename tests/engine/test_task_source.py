@@ -11,8 +11,8 @@ from murmur.engine.budget import Budget
 from murmur.engine.task_source import TaskSource
 from murmur.strategies import KAVG
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Quadratic
-from unscaled import Experiment
+from tests.support.tasks import Quadratic
+from tests.support.unscaled import Experiment
 
 
 def test_boundaries_and_observers_are_called_in_order() -> None:
@@ -30,7 +30,7 @@ def test_boundaries_and_observers_are_called_in_order() -> None:
 
         source.at_boundary(first)
         source.at_boundary(second)
-        source.add_observer(lambda record: calls.append(("added", record.step)))
+        source.recorder.add(lambda record: calls.append(("added", record.step)))
         await KAVG(1)(Learner(seat, Weights(source.layout), source))
         source.close()
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grids import thinned
 from murmur.core.group import WorldMismatch
 from murmur.core.learner import Strategy
 from murmur.core.whole_files import name_beside
@@ -23,14 +22,15 @@ from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD
 from murmur.engine.record import Record
 from murmur.engine.schedule import Exponential
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, BMUF, KAVG, SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from tasks import Groups, OddToy, Quadratic, fit, weights_of
-from unscaled import Experiment
+from tests.support.grids import thinned
+from tests.support.named import named
+from tests.support.tasks import Groups, OddToy, Quadratic, fit, weights_of
+from tests.support.unscaled import Experiment
 
 TOY = ToyTask(samples=8, hidden=16, dropout=0.2, per_epoch=40)
 
@@ -127,7 +127,7 @@ def test_records_stay_whole_when_they_cannot_be_written_anew(tmp_path: Path, mon
         if name_beside(tmp_path / "records.jsonl").exists():
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("murmur.engine.checkpoints.checkpoint.os.fsync", full)
+    monkeypatch.setattr("murmur.core.whole_files.os.fsync", full)
     with pytest.raises(OSError, match=r"records\.jsonl"):
         Trainer(experiment, VirtualWorld(2), tmp_path, resume=True).fit()
     assert (tmp_path / "records.jsonl").read_bytes() == before
@@ -258,9 +258,9 @@ def test_batchnorm_statistics_are_averaged() -> None:
     own: dict[int, Tensor] = {}
 
     class Watch(Trainer):
-        async def _end(self, me, points):  # type: ignore[no-untyped-def]
-            own[me.group.rank] = me.source.buffers.gather()
-            return await super()._end(me, points)
+        async def _end(self, me, source, points):  # type: ignore[no-untyped-def]
+            own[me.group.rank] = source.buffers.gather()
+            return await super()._end(me, source, points)
 
     outcome = Watch(experiment, VirtualWorld(2)).fit()
     assert not torch.equal(own[0], own[1])

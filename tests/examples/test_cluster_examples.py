@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.worlds.process.launch.signals import STOPPED_STATUS
+from murmur.worlds.process.signals import STOPPED_STATUS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "slurm" / "train.sbatch"

@@ -6,13 +6,11 @@ import re
 import runpy
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FRAMEWORKS = {"hf_trainer_callback.py": ("transformers", "accelerate"), "lightning_callback.py": ("lightning",)}
 
 
 def launched(name: str) -> str:
@@ -27,19 +25,6 @@ def test_my_own_loop() -> None:
     found = re.fullmatch(r"2 learners, ([\d.]+)% of unseen points right\n", launched("my_own_loop.py"))
     assert found is not None
     assert float(found[1]) > 97
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_frameworks(name: str) -> None:
-    absent = [package for package in FRAMEWORKS[name] if find_spec(package) is None]
-    if absent:
-        pytest.skip(f"not installed: {', '.join(absent)}")
-    errors = re.findall(r"learner \d of 2: largest error of a weight ([\d.]+)", launched(name))
-    assert len(errors) == 2
-    assert errors[0] == errors[1]
-    assert float(errors[0]) < 0.05
 
 
 def test_new_strategy_is_simulated() -> None:

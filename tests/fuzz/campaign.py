@@ -1,8 +1,8 @@
 """Thousands of cases in separate processes: a crash, a hang or excessive memory costs one case and is counted.
 
-    python tests/fuzz/campaign.py --count 600                     # of every target, from seed 0
-    python tests/fuzz/campaign.py --first 600 --count 600         # continues after these
-    python tests/fuzz/campaign.py --target arpa --first 1234 --count 1 --keep case   # one case again, and its files
+    python -m tests.fuzz.campaign --count 600                     # of every target, from seed 0
+    python -m tests.fuzz.campaign --first 600 --count 600         # continues after these
+    python -m tests.fuzz.campaign --target arpa --first 1234 --count 1 --keep case   # one case again, and its files
 
 Ends with one line a target and status 1 if there was a fault.
 """
@@ -23,7 +23,10 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import IO
 
-TESTS = Path(__file__).resolve().parents[1]
+from tests.fuzz.worker import targets
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = (sys.executable, "-m", "tests.fuzz.worker")
 SILENT_SECONDS = 60.0  # a worker silent for this long hangs in native code, where no alarm works
 START_SECONDS = 300.0
 
@@ -74,11 +77,12 @@ def _one_process(groups: Sequence[tuple[str, Sequence[int]]], tally: Tally, keep
     """Try cases until the process ends or must be ended; return its output."""
     words = [w for name, seeds in groups for w in ("--", name, *_ranges(seeds))][1:]
     kept = [] if keep is None else ["--keep", str(keep)]
-    paths = os.pathsep.join([str(TESTS), str(TESTS / "support"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "fuzz.worker", *kept, *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*WORKER, *kept, *words]
     pipe = subprocess.PIPE
-    worker = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace")
+    worker = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace"
+    )
     lines: SimpleQueue[str | None] = SimpleQueue()
     said: list[str] = []
     assert worker.stdout is not None
@@ -138,9 +142,6 @@ def _ranges(seeds: Sequence[int]) -> list[str]:
 
 def main() -> int:
     """The command line."""
-    sys.path[:0] = [str(TESTS), str(TESTS / "support")]
-    from fuzz.worker import targets
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", action="append", choices=sorted(targets()), help="only this one; repeatable")
     parser.add_argument("--first", type=int, default=0, help="seed of the first case")

@@ -13,10 +13,10 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
-from fuzz.mutation import Mutator
-from fuzz.odd import NoFile, odd
 from murmur.core.errors import user_message
 from murmur.core.printable import OBEYED
+from tests.fuzz.mutation import Mutator
+from tests.fuzz.odd import NoFile, odd
 
 DEADLINE_SECONDS = 20.0  # of processor time, for files of a few kilobytes
 MEMORY_BYTES = 1 << 30  # beyond what the process has when it begins

@@ -16,42 +16,37 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from frames import sealed
-from fuzz.harness import Files, Target
 from murmur.core.errors import DamagedCheckpoint
 from murmur.core.flat import Layout
-from murmur.core.plain_files import making_sense, read_plain
 from murmur.core.printable import OBEYED
 from murmur.engine.budget import Budget
-from murmur.engine.checkpoints.checkpoint import Checkpoints, layout_of, read_pair, write_pair
-from murmur.engine.checkpoints.cut import cut_of
-from murmur.engine.checkpoints.position import Position
-from murmur.engine.checkpoints.resume import check_resumable, write_position
+from murmur.engine.checkpoints.checkpoint import Checkpoints, read_pair, shapes_of, write_pair
+from murmur.engine.checkpoints.position import Position, cut_of, read_start, write_start
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
+from murmur.engine.resume import check_resumable
 from murmur.engine.scaling import Fixed
 from murmur.engine.trainer import Trainer
 from murmur.recipes import toy
-from murmur.report.frame import frame
 from murmur.report.page import page
 from murmur.report.read import read_run
-from murmur.report.watched import Watched
+from murmur.report.watch import Watched, frame
 from murmur.run.configuration import configure, typed
-from murmur.run.folder.contents import told
-from murmur.run.folder.lock import LOCK, holder_of
-from murmur.run.folder.opened import opened
-from murmur.run.folder.state import state_of, take_reason, write_reason
+from murmur.run.folder.contents import opened, told
+from murmur.run.folder.lock import LOCK, holder_of, state_of, take_reason, write_reason
 from murmur.run.request import RunRequest
 from murmur.run.saved_model import choose, find_model, read_into
-from murmur.simulation.parse import compute_times, faults_of, kind_of
 from murmur.simulation.run import behind
+from murmur.simulation.scenario import compute_times, faults_of, kind_of
 from murmur.strategies import ADPSGD
-from murmur.worlds.process.membership.server import MembershipServer
-from murmur.worlds.process.store.server import StoreServer
-from murmur.worlds.process.transport.messages import from_block, receive
-from murmur.worlds.process.transport.wire_format import PREFIX, REQUEST, MessageHead, encode_head, receive_frame
+from murmur.worlds.process.membership_server import MembershipServer
+from murmur.worlds.process.messages import from_block, receive
+from murmur.worlds.process.store_server import StoreServer
+from murmur.worlds.process.wire_format import PREFIX, REQUEST, MessageHead, encode_head, receive_frame
 from murmur.worlds.virtual.cluster import RecordedSeconds
 from murmur.worlds.virtual.world import VirtualWorld
+from tests.fuzz.harness import Files, Target
+from tests.support.frames import sealed
 
 DIGEST = "0" * 16
 
@@ -97,7 +92,7 @@ def _digest(data: bytes) -> str:
 def _write_models(folder: Path) -> None:
     made = model()
     vectors = {"weights": Layout.trainable(made).gather(), "buffers": Layout.buffers(made).gather()}
-    facts = {"experiment": DIGEST, "figures": {"loss": 0.5}, "minibatches": 7, "tensors": layout_of(made)}
+    facts = {"experiment": DIGEST, "figures": {"loss": 0.5}, "minibatches": 7, "tensors": shapes_of(made)}
     for name in ("model", "best"):
         write_pair(folder / name, vectors, facts)
     (folder / "score.json").write_text(json.dumps({"model": {"name": "best"}, "test": {"wer": 3.0}}))
@@ -155,7 +150,7 @@ def _write_run(folder: Path) -> None:
         run.begin()
         run.end(0)
     write_reason(folder, "because")
-    write_position(folder, Position(4, {4: 5}), 0)
+    write_start(folder, 1, "", Position(4, {4: 5}))
     facts = {"source": "toy", "learners": 2, "started": "2026", "digest": "d", "experiment": {"strategy": "ADPSGD"}}
     (folder / "run.json").write_text(json.dumps(facts))
     (folder / "score.json").write_text(json.dumps({"model": {"name": "best"}, "lines": ["wer 3"], "test": {"wer": 3}}))
@@ -168,9 +163,7 @@ def _read_run(folder: Path) -> None:
     with Console(file=io.StringIO()).capture() as shown:
         frame(watched)
     assert not OBEYED.search(shown.get())
-    if (folder / "checkpoints" / "began.json").exists():
-        with making_sense(folder / "checkpoints" / "began.json", "x"):
-            Position.read(json.loads(read_plain(folder / "checkpoints" / "began.json")))
+    read_start(folder)
     behind(folder)
     scaled = _experiment(12).scaled(2, cut_of(folder))
     with opened(folder, "toy", resume=True, force=False) as run:

@@ -14,19 +14,17 @@ import numpy as np
 import soundfile
 import torch
 
-from fuzz.harness import Files, Target
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Utterance
-from murmur.speech.corpus.kaldi_dir import read_alignments, read_data_dir, write_alignments, write_table
-from murmur.speech.corpus.lhotse_cuts import read_cuts, write_cuts
-from murmur.speech.ctc.criterion import Units
+from murmur.speech.corpus.kaldi_dir import read_alignments, read_data_dir, write_table
+from murmur.speech.corpus.lhotse_cuts import read_cuts
+from murmur.speech.ctc import Units
 from murmur.speech.decoding.graph import build_hclg
 from murmur.speech.decoding.graph_store import load_graph, save_graph
-from murmur.speech.features.analysis import LogMel, Ready, features_of, write_archive
+from murmur.speech.features.analysis import LogMel, Ready, features_of
 from murmur.speech.features.cmvn import statistics
+from murmur.speech.features.feature_store import prepare
 from murmur.speech.features.frame_parts import aligned_parts, read_targets
-from murmur.speech.features.frame_shards import make
-from murmur.speech.features.frame_store import damages, open_store
-from murmur.speech.features.shards import prepare
+from murmur.speech.features.shards import damages, make, open_store
 from murmur.speech.hmm.align import align
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.model import HmmGmm
@@ -35,20 +33,19 @@ from murmur.speech.hmm.storage import load_alignments, load_model, save_alignmen
 from murmur.speech.language_model.arpa import read_arpa
 from murmur.speech.language_model.grammar import acceptor_grammar, loop_grammar, ngram_grammar
 from murmur.speech.language_model.grammar_file import read_grammar, read_words
-from murmur.speech.language_model.word_lstm import WordLstm
-from murmur.speech.language_model.word_numbers import WordNumbers
+from murmur.speech.language_model.word_lstm import WordLstm, WordNumbers
 from murmur.speech.lexicon.lexicon import Lang, make_lang, read_lexicon
 from murmur.speech.lexicon.lexicon_fst import decoding_lexicon, training_lexicon
 from murmur.speech.models import Lstm
-from murmur.speech.scoring.stm import read_ctm, read_stm
+from murmur.speech.scoring.time_marked import read_ctm, read_stm
 from murmur.speech.scoring.word_network import align as align_words
-from murmur.tasks.acoustic_model import AcousticModel
-from murmur.tasks.ctc.graphs import CtcSources
-from murmur.tasks.hybrid.config import Search
-from murmur.tasks.hybrid.graphs import HmmSources
-from murmur.tasks.language_model.portable import PortableLanguageModel
-from murmur.tasks.recogniser import MANIFEST, PortableRecogniser
-from sphere_files import write_sphere
+from murmur.speech.tasks.acoustic_model import AcousticModel
+from murmur.speech.tasks.graph_sources import CtcSources, HmmSources, Search
+from murmur.speech.tasks.language_model import PortableLanguageModel
+from murmur.speech.tasks.recogniser import MANIFEST, PortableRecogniser
+from tests.fuzz.harness import Files, Target
+from tests.support.speech_files import write_alignments, write_archive, write_cuts
+from tests.support.sphere_files import write_sphere
 
 LEXICON = "AB a b\nBC b c\nCA c a\nB b\nB(2) c b\n"
 FRONT = LogMel(rate_hz=8000, bins=12)

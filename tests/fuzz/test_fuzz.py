@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from fuzz import campaign
-from fuzz.harness import Target, judge, mutant, valid_files
-from fuzz.mutation import Mutator
-from fuzz.worker import targets
-from named import named
+from tests.fuzz import campaign
+from tests.fuzz.harness import Target, judge, mutant, valid_files
+from tests.fuzz.mutation import Mutator
+from tests.fuzz.worker import targets
+from tests.support.named import named
 
 CASES = 22  # of every target
 MENDED = Path(__file__).parent / "mended.json"
@@ -78,9 +79,8 @@ def test_errors_are_judged(error: Exception, kind: str) -> None:
 
 def test_crashes_and_hangs_cost_one_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A stand-in for the worker that aborts at one seed and falls silent at another."""
-    stub = tmp_path / "fuzz"
-    stub.mkdir()
-    (stub / "worker.py").write_text(
+    stub = tmp_path / "worker.py"
+    stub.write_text(
         "import json, os, sys, time\n"
         "first, _, last = sys.argv[2].partition('-')\n"
         "for seed in range(int(first), int(last or first) + 1):\n"
@@ -89,7 +89,7 @@ def test_crashes_and_hangs_cost_one_case(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "    if seed == 4: time.sleep(60)\n"
         "    print(json.dumps({'seed': seed, 'target': 'stub', 'kind': 'read', 'what': ''}), flush=True)\n"
     )
-    monkeypatch.setattr(campaign, "TESTS", tmp_path)
+    monkeypatch.setattr(campaign, "WORKER", (sys.executable, str(stub)))
     monkeypatch.setattr(campaign, "SILENT_SECONDS", 1.0)
     found = campaign.run([("stub", range(7))])
     assert set(found.faults) == {("stub", 2), ("stub", 4)}

@@ -21,7 +21,7 @@ from typing import TextIO
 
 import torch
 
-from fuzz.harness import Target, judge, limit_memory, mutant, valid_files, write
+from tests.fuzz.harness import Target, judge, limit_memory, mutant, valid_files, write
 
 ODD = (
     *("checkpoints", "models", "records", "requests", "traces", "runs", "cuts", "lexicons", "arpa", "grammars"),
@@ -32,9 +32,9 @@ SPEECH = ("lhotse", "kaldifst", "kaldi_hmm_gmm", "kaldilm", "soundfile")
 
 def targets() -> Mapping[str, Target]:
     """All targets whose libraries are installed."""
-    modules = ["fuzz.targets_core"]
+    modules = ["tests.fuzz.targets_core"]
     if all(find_spec(name) for name in SPEECH):
-        modules.append("fuzz.targets_speech")
+        modules.append("tests.fuzz.targets_speech")
     found = {name: target for module in modules for name, target in importlib.import_module(module).TARGETS.items()}
     return found | {f"odd {name}": replace(found[name], odd=True) for name in ODD if name in found}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mutation import campaign
-from mutation.campaign import PACKAGES, ROOT, Mutant, drawn, mutants_of
+from tests.mutation import campaign
+from tests.mutation.campaign import PACKAGES, ROOT, Mutant, drawn, mutants_of
 
 MODULE = ROOT / "src/murmur/strategies/bmuf.py"
 

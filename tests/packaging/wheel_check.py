@@ -45,16 +45,14 @@ MAY_LACK = {
     "mpi": {"mpi4py"},
     "synth": {"espeakng_loader"},
     "deploy": {"onnx", "onnxruntime", "sherpa_onnx"},
+    "lightning": {"lightning", "pytorch_lightning"},
 }
 NEED_EXTRAS = {
     "speech",
-    "tasks",
-    "recognition",
-    "recipes",
     "commands",
+    "integrations",
     "report",
     "worlds",
-    "studies",
 }  # in some modules
 WORKS = {  # what a user of each extra does first
     "core": (["--help"], ["doctor", "--learners", "1"], ["train", "toy", "--set", "budget.minibatches=8"]),
@@ -63,6 +61,7 @@ WORKS = {  # what a user of each extra does first
     "mpi": (["--help"],),
     "synth": (["--help"],),
     "deploy": (["--help"],),
+    "lightning": (["--help"],),
 }
 
 

@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = tuple(
     f"tests/{name}"
     for name in (
-        *("core", "elastic", "strategies", "engine", "user_loop", "testing", "simulation", "studies"),
-        *("speech", "tasks", "recognition", "recipes", "worlds/virtual"),
+        *("core", "elastic", "strategies", "engine", "user_loop", "testing", "simulation", "comparison"),
+        *("papers", "speech", "worlds/virtual"),
     )
 )
 LEVELS = ("DEFAULT", "AVX2", "AVX512")  # as PyTorch names them, each with the instructions of those before

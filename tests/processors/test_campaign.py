@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from processors.campaign import LEVELS, Variant, limited, lookup, missing, not_limited, variants
+from tests.processors.campaign import LEVELS, Variant, limited, lookup, missing, not_limited, variants
 
 BASELINE = "NPY_DISABLE_CPU_FEATURES"
 

@@ -1,6 +1,6 @@
 """The page of public names, docs/public_names.md: each name with its module and the first line of its docstring.
 
-python tests/project/public_names_page.py    # writes the page
+python -m tests.project.public_names_page    # writes the page
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KINDS = {
     "Strategies": ("strategies",),
     "Worlds": ("worlds.",),
     "Training engine": ("engine.",),
-    "Training loops of one's own": ("user_loop.", "worlds.process.launch."),
+    "Training loops of one's own": ("user_loop.", "core.stop_signals"),
     "Kernel: what a strategy sees": ("core.learner", "core.facts", "core.group", "core.world"),
     "Mixing matrices": ("core.mixing",),
     "Errors": ("core.errors",),
@@ -32,6 +32,8 @@ def first_line(name: str) -> str:
     value = getattr(murmur, name)
     if name == "Strategy":
         return "A coroutine function of one learner, `async def strategy(me)`."
+    if name == "STOPPED_STATUS":
+        return f"Exit status of a program that has ended on request and can go on, {value}."
     return (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
 
 

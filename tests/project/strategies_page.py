@@ -1,6 +1,6 @@
 """Writes the tables of strategies in README.md and docs/strategies.md, and the code of ADPSGD in README.md.
 
-    PYTHONPATH=src python tests/project/strategies_page.py
+    python -m tests.project.strategies_page
 
 Equations and remarks come from the tables below, everything else from the class attributes of the strategies in
 `murmur.strategies.ALL`.
@@ -14,11 +14,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from generated_block import ROOT, rewrite, table
-
 import murmur
-from murmur.core.facts import Facts, FactsOfInner, vectors_of
+from murmur.core.facts import NOT_OF_INNER, Facts, FactsOfInner, vectors_of
 from murmur.strategies import ADPSGD, ALL
+from tests.project.generated_block import ROOT, rewrite, table
 
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "strategies.md"
 SOURCE = Path(murmur.__file__).parent
@@ -97,8 +96,10 @@ def overview() -> str:
 
 def fact(made: Callable[..., Any], name: str) -> str:
     """Return a fact of a strategy as text; "inner" if it is that of the strategy inside."""
-    if isinstance(made, type) and issubclass(made, FactsOfInner) and isinstance(getattr(made, name, None), property):
-        return "inner"
+    if isinstance(made, type) and issubclass(made, FactsOfInner):
+        declared = getattr(made, name, None)
+        if isinstance(declared, property) or (declared is None and name not in NOT_OF_INNER):
+            return "inner"
     value = getattr(Facts.of(made()), name)
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from architecture_page import ANYTHING, MAY_IMPORT, PAGE, PAGES, WHAT, level
-from generated_block import ROOT, outdated
+from tests.project.architecture_page import ANYTHING, MAY_IMPORT, PAGE, PAGES, WHAT, level
+from tests.project.generated_block import ROOT, outdated
 
 LEAST_ROWS = 25
 
 
 def test_the_layers_are_up_to_date() -> None:
-    assert outdated(PAGES) == [], "run: python tests/project/architecture_page.py"
+    assert outdated(PAGES) == [], "run: python -m tests.project.architecture_page"
 
 
 def test_every_package_is_described() -> None:

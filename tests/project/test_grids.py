@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grids import covering, thinned
+from tests.support.grids import covering, thinned
 
 
 @settings(deadline=None, max_examples=30)

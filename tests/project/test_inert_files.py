@@ -13,6 +13,8 @@ FILES = sorted(p for folder in ("src", "benchmarks", "examples") for p in (ROOT 
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml"}
 CALLS = {"eval", "exec", "compile", "__import__", "extractall", "unpack_archive"}
 TEMPLATES_ONLY = {"Markup"}
+SIMULATED = "src/murmur/simulation"  # runs the script that its user names, as Python would
+ASKED = {f"{SIMULATED}/script_learner.py": "exec", f"{SIMULATED}/script_run.py": "compile"}
 
 
 def offences(tree: ast.Module) -> Iterator[str]:
@@ -28,12 +30,14 @@ def offences(tree: ast.Module) -> Iterator[str]:
 
 def wrong_call(node: ast.Call) -> Iterator[str]:
     name = ast.unparse(node.func)
-    said = {k.arg: ast.unparse(k.value) for k in node.keywords}
     if (isinstance(node.func, ast.Name) and name in CALLS | TEMPLATES_ONLY) or name.rpartition(".")[2] in CALLS - {
         "compile",
         "eval",
     }:
         yield name
+    if not name.endswith(("load", "read_array", "PackageImporter")):
+        return
+    said = {k.arg: ast.unparse(k.value) for k in node.keywords}
     if name == "torch.load" and said.get("weights_only") != "True":
         yield "torch.load without weights_only=True"
     if name in ("np.load", "numpy.load", "np.lib.format.read_array") and said.get("allow_pickle", "False") != "False":
@@ -44,7 +48,8 @@ def wrong_call(node: ast.Call) -> Iterator[str]:
 
 def test_no_file_is_run() -> None:
     read = {path.relative_to(ROOT): offences(ast.parse(path.read_text(encoding="utf-8"))) for path in FILES}
-    assert [f"{path}:{what}" for path, found in read.items() for what in found] == []
+    found = [(str(path), what) for path, offending in read.items() for what in offending]
+    assert [f"{path}:{what}" for path, what in found if what.split()[-1] != ASKED.get(path)] == []
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 
 import pytest
 
+pytestmark = pytest.mark.interpreter
+
 SET = ("kaldifst", "kaldilm", "kaldi_decoder", "kaldi_hmm_gmm", "kaldi_native_io", "kaldi_native_fbank")
 missing = [name for name in SET if find_spec(name) is None]
 

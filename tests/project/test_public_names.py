@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import murmur
-from project.public_names_page import PAGE, page
+from tests.project.public_names_page import PAGE, page
+
+pytestmark = pytest.mark.interpreter
 
 
 def test_every_public_name_has_a_home() -> None:
@@ -15,7 +19,7 @@ def test_every_public_name_has_a_home() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python tests/project/public_names_page.py"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tests.project.public_names_page"
 
 
 def test_importing_murmur_imports_nothing_heavy() -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
-from generated_block import outdated
-from strategies_page import EQUATIONS, MEANINGS, PAGE, PAGES, REMARKS
-
 from murmur.core.facts import Facts
 from murmur.strategies import ALL
+from tests.project.generated_block import outdated
+from tests.project.strategies_page import EQUATIONS, MEANINGS, PAGE, PAGES, REMARKS
 
 
 def test_the_tables_are_up_to_date() -> None:
-    assert outdated(PAGES) == [], "run: PYTHONPATH=src python tests/project/strategies_page.py"
+    assert outdated(PAGES) == [], "run: python -m tests.project.strategies_page"
 
 
 def test_every_strategy_and_every_fact_has_its_text() -> None:

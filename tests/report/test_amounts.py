@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from folders import random_rows, tables, write_run
+from tests.support.folders import random_rows, tables, write_run
 
 pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
 pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
 
-from murmur.report import write_report
-from murmur.report.amounts import COLUMN, percent, shares
+from murmur.report.about import COLUMN, percent, shares
+from murmur.report.page import write_report
 from murmur.report.read import read_run
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from browsing import browser, opened
-from folders import charts, random_rows, write_run
+from tests.support.browsing import browser, opened
+from tests.support.folders import charts, random_rows, write_run
 
 pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
 pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
 
-from murmur.report import write_report
 from murmur.report.drawn import THEME
+from murmur.report.page import write_report
 
 TEXT, GROUNDS = ("ink", "muted", "link", "sub", "ins", "del", "alert"), ("ground", "panel")
 

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from folders import charts, random_rows, write_run
+from tests.support.folders import charts, random_rows, write_run
 
 pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
 pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
 
-from murmur.report import write_report
-from murmur.report.page import page, sections
+from murmur.report.page import page, sections, write_report
 from murmur.report.read import read_run
 from murmur.report.records import Records
 

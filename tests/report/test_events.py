@@ -13,8 +13,8 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip insta
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
-from murmur.report import ReportError
 from murmur.report.events import write_events
+from murmur.report.read import ReportError
 
 EXPERIMENT = {"type": "E", "seed": 7, "strategy": {"type": "x.KAVG", "K": 4}, "optimizer": {"type": "SGD", "lr": 0.5}}
 

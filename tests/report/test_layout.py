@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from browsing import browser, opened
-from folders import random_rows, write_run
-from grids import thinned
+from tests.support.browsing import browser, opened
+from tests.support.folders import random_rows, write_run
+from tests.support.grids import thinned
 
 pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
 pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
 
-from murmur.report import write_report
 from murmur.report.figures import curve_drawing
-from murmur.report.page import page
+from murmur.report.page import page, write_report
 from murmur.report.read import read_run
 
 LEARNERS = (1, 2, 4, 8, 64, 128)

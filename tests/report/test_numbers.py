@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from folders import KINDS, charts, random_rows, tables, write_run
+from tests.support.folders import KINDS, charts, random_rows, tables, write_run
 
 pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
 pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
 
-from murmur.report import write_report
-from murmur.report.learners import mixing_of, speed_up, speed_ups, strips
+from murmur.report.figures import mixing_of, speed_up, speed_ups, strips
+from murmur.report.page import write_report
 from murmur.report.read import read_run
 from murmur.report.records import MOST_BINS, Bins, Records
 

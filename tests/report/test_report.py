@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from murmur.report.page import headline, names_of, notes, ranking, strategy_of, write_curve, write_report, write_text
-from murmur.report.read import MOST_POINTS, Records, ReportError, read_run
+from murmur.report.about import strategy_of
+from murmur.report.page import write_curve, write_report, write_text
+from murmur.report.read import ReportError, names_of, read_run
+from murmur.report.records import MOST_POINTS, Records
+from murmur.report.verdict import headline, notes, ranking
 
 STEP = {"kind": "step", "figures": {}, "loss": 1.0, "staleness": 0, "epoch": 0.0, "data_seconds": 0.0}
 

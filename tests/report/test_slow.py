@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 from murmur.engine.record import StragglerRecord
 from murmur.report.page import write_report
 from murmur.report.read import read_run
-from murmur.report.slow import Slow
+from murmur.report.records import Slow
 
 
 def line(learner: int, seconds: float, **more: Any) -> str:

@@ -14,21 +14,18 @@ import pytest
 from rich.console import Console
 from torch import nn
 
-from murmur.commands import compare, papers, plan
-from murmur.recipes import demo
-from murmur.report.frame import frame
+from murmur.comparison import run_grid, table
+from murmur.comparison.grid import Grid
+from murmur.comparison.table import TableLine
+from murmur.core.facts import Form
 from murmur.report.terminal_table import TerminalTable, wrapped
-from murmur.report.watched import Watched
+from murmur.report.watch import Watched, frame
 from murmur.run import dry_run
-from murmur.simulation import tables
+from murmur.simulation import plan, results
 from murmur.simulation.account import Account, EvaluationPoint
-from murmur.simulation.planner.setting import Form
 from murmur.simulation.planner.table import PlanRow
 from murmur.simulation.scenario import Scenario
-from murmur.studies.comparison import output
-from murmur.studies.comparison.grid import Grid
-from murmur.studies.comparison.table import TableLine
-from murmur.studies.papers.study import Claim, Outcome, Study
+from murmur.speech.recipes import demo
 
 ROOT = Path(__file__).parents[2]
 WIDTH, WIDE = 80, 2000
@@ -86,30 +83,30 @@ def learnt(strategy: str, learners: int, kind: str) -> TableLine:
 
 def print_evaluations() -> None:
     for each in STRATEGIES:
-        Console().print(tables.evaluations_table(account(each)))
+        Console().print(results.evaluations_table(account(each)))
 
 
 def print_learners() -> None:
     for each in STRATEGIES:
-        Console().print(tables.learners_table(account(each)))
-        Console().print(tables.cards_table(account(each)))
+        Console().print(results.learners_table(account(each)))
+        Console().print(results.cards_table(account(each)))
 
 
 def print_speeds() -> None:
     accounts = [account(each) for each in STRATEGIES]
-    Console().print(tables.speed_table(accounts, "simulated: 16 learners"))
-    Console().print(tables.traffic_table(accounts, "simulated: 16 learners"))
+    Console().print(results.speed_table(accounts, "simulated: 16 learners"))
+    Console().print(results.traffic_table(accounts, "simulated: 16 learners"))
 
 
 def print_comparison() -> None:
     lines = [learnt(each, n, kind) for each in STRATEGIES for n in (1, 16) for kind in ("virtual", "processes")]
-    for each in output.console_tables(lines, "experiments/a_long_name_of_an_experiment.py, seeds 0, 1, 2"):
+    for each in table.console_tables(lines, "experiments/a_long_name_of_an_experiment.py, seeds 0, 1, 2"):
         Console().print(each)
 
 
 def print_estimate() -> None:
     grid = Grid("toy", (), (NESTED, "KAVG(8)"), (1, 2), (16, 1024), (0, 1), Scenario(step_seconds=0.1))
-    Console().print(compare.estimate(grid, {}, 123.4))
+    Console().print(run_grid.estimate(grid, {}, 123.4))
 
 
 def print_plan() -> None:
@@ -127,22 +124,6 @@ def print_model() -> None:
             self.register_parameter("frozen_log_prior", nn.Parameter(nn.Linear(1, 9).bias.detach(), False))
 
     Console().print(dry_run.parameter_table(Acoustic()))
-
-
-def print_claims() -> None:
-    told = "averaging every 8 minibatches is as good as averaging every minibatch, at 16 learners"
-    ours = "loss ratio 1.0012 [0.9987, 1.0034], KAVG(8) over SyncSGD()"
-    claims = (
-        Claim(
-            told,
-            "word error rate 7.5 % on Switchboard, 13.0 % on CallHome",
-            "",
-            (),
-            lambda groups: Outcome(ours, "undecided"),
-        ),
-        Claim(f"{NESTED} is faster", "", "", (), lambda groups: Outcome("speed-up 14.25 [13.9, 14.6]", "agrees")),
-    )
-    Console().print(papers.claims_table(Study("averaging-frequency", "", "", "", {}, claims), {}))
 
 
 def demo_run(name: str, percent: float, low: float, high: float, logprob: float, seconds: float) -> Any:
@@ -167,7 +148,6 @@ CASES: list[tuple[Callable[[], None], tuple[str, ...]]] = [  # and texts whose w
     (print_estimate, (NESTED, "minibatches")),
     (print_plan, (*STRATEGIES, "efficiency")),
     (print_model, ("bidirectional_encoder.weight_hh_l0_reverse", "float32, frozen")),
-    (print_claims, (NESTED, "averaging-frequency")),
     (print_demo, ("two-learners-with-other-settings",)),
 ]
 

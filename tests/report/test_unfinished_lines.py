@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from folders import random_rows, write_run
-from murmur.engine.checkpoints.resume import steps_after
+from murmur.engine.resume import steps_after
 from murmur.report.cells import read_grid
 from murmur.report.events import records_of
 from murmur.report.read import read_run
 from murmur.report.recognised import read_recognised
-from murmur.report.watched import Watched
+from murmur.report.watch import Watched
+from tests.support.folders import random_rows, write_run
 
 ROWS = [row | {"kind": "step", "loss": 1.0} for row in random_rows(0, 2, 6) if row["kind"] == "step"]
 WORDS = {"utterance": "u", "speaker": "s", "reference": "one", "hypothesis": "two", "errors": 1, "words": 1}

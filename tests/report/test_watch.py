@@ -17,11 +17,9 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 from murmur.core.stop_signals import Stopped
-from murmur.report import tail as tail_module
-from murmur.report.frame import duration, frame, sparkline
+from murmur.report import watch as watch_module
 from murmur.report.records import Records
-from murmur.report.tail import Tail
-from murmur.report.watched import QUIET_SECONDS, Watched
+from murmur.report.watch import QUIET_SECONDS, Tail, Watched, duration, frame, sparkline
 
 START = 1_700_000_000.0
 
@@ -195,7 +193,7 @@ def test_a_growing_file_is_read_once(
     tail, found = Tail(path), list[bytes]()
     assert tail.lines() == []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail_module, "AT_ONCE", data.draw(st.integers(1, 20)))
+        patch.setattr(watch_module, "AT_ONCE", data.draw(st.integers(1, 20)))
         for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
             with path.open("ab") as file:
                 file.write(whole[start:end])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.run.commit import commit
+from murmur.run.folder.provenance import commit
 
 AUTHOR = {f"GIT_{who}_{what}": "someone@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 

@@ -9,15 +9,14 @@ import pytest
 from murmur.core.errors import SettingError
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import Adam
-from murmur.recipes.toy import ToyTask
-from murmur.run.configuration import configure, load, recipe_names, resolved, typed
-from murmur.run.setting_list import arguments_of
+from murmur.run.configuration import arguments_of, attribute_lines, configure, first_line, recipe_names, resolved, typed
 from murmur.strategies import KAVG, SyncSGD
+from murmur.tasks.toy import ToyTask
 
 
 def test_settings_are_typed() -> None:
     changed = configure(
-        load("toy"),
+        resolved("toy"),
         ["budget.minibatches=7", "task.hidden=32", "task.ragged=True", "optimizer=Adam(lr=0.01)", "schedule.times=2"],
         "SyncSGD()",
     )
@@ -28,8 +27,8 @@ def test_settings_are_typed() -> None:
 
 
 def test_strategy_by_name_and_arguments() -> None:
-    assert configure(load("toy"), strategy="KAVG(K=3)").strategy == KAVG(3)
-    assert configure(load("toy"), ["strategy=KAVG(5)"]).strategy == KAVG(5)
+    assert configure(resolved("toy"), strategy="KAVG(K=3)").strategy == KAVG(3)
+    assert configure(resolved("toy"), ["strategy=KAVG(5)"]).strategy == KAVG(5)
 
 
 @pytest.mark.parametrize(
@@ -50,28 +49,28 @@ def test_strategy_by_name_and_arguments() -> None:
 )
 def test_mistakes_are_explained(setting: str, says: str) -> None:
     with pytest.raises(SettingError) as error:
-        configure(load("toy"), [setting])
+        configure(resolved("toy"), [setting])
     assert says in str(error.value)
 
 
 def test_files(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("from murmur.recipes.toy import experiment\n")
-    assert load(str(file)) == load("toy")
+    assert resolved(str(file)) == resolved("toy")
     file.write_text("x = 1\n")
     with pytest.raises(SettingError, match="has no function experiment"):
-        load(str(file))
+        resolved(str(file))
     file.write_text("x = 1\ndef experiment(:\n")
     with pytest.raises(SettingError, match=r"mine.py, line 2: "):
-        load(str(file))
+        resolved(str(file))
     with pytest.raises(SettingError, match="there is no file"):
-        load("nowhere.py")
+        resolved("nowhere.py")
     with pytest.raises(SettingError, match="did you mean 'toy'"):
-        load("toyy")
+        resolved("toyy")
     with pytest.raises(
         SettingError, match=r"neither a .py file nor a recipe"
     ):  # a module beside the recipes that is not one
-        load("hybrid_hmm")
+        resolved("hybrid_hmm")
 
 
 def test_every_recipe_has_a_module() -> None:
@@ -87,15 +86,15 @@ HOSTILE = ("(" * 5000, "-" * 100_000 + "1", "9" * 5000, "1+" * 100_000 + "1", "n
 def test_texts_that_python_cannot_read_are_refused_briefly(text: str) -> None:
     for name in ("optimizer", "schedule", "strategy.K", "budget.epochs", "task.ragged"):
         with pytest.raises(SettingError) as found:
-            configure(load("toy"), [f"{name}={text}"])
+            configure(resolved("toy"), [f"{name}={text}"])
         assert len(str(found.value)) < 1000
     with pytest.raises(SettingError):
-        configure(load("toy"), (), text)
+        configure(resolved("toy"), (), text)
 
 
 def test_too_large_numbers_are_refused() -> None:
     with pytest.raises(SettingError, match="an integer of 401 characters is too large"):
-        configure(load("toy"), ["budget.epochs=1" + "0" * 400])
+        configure(resolved("toy"), ["budget.epochs=1" + "0" * 400])
 
 
 @pytest.mark.parametrize(
@@ -104,22 +103,22 @@ def test_too_large_numbers_are_refused() -> None:
 def test_programs_that_python_cannot_read_are_named(program: bytes, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_bytes(program)
     with pytest.raises(SettingError, match=r"odd\.py"):
-        load(str(tmp_path / "odd.py"))
+        resolved(str(tmp_path / "odd.py"))
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_settings_that_are_valid_only_together_come_in_any_order(order: int) -> None:
     settings = ["task.front.perturb=on_the_fly", "task.front.noise.share=0.5", "task.front.bins=23"]
-    front = configure(load("digits_demo"), settings[::order]).task.front  # type: ignore[attr-defined]
+    front = configure(resolved("digits_demo"), settings[::order]).task.front  # type: ignore[attr-defined]
     assert (front.perturb, front.noise.share, front.bins) == ("on_the_fly", 0.5, 23)
 
 
 def test_a_setting_that_nothing_makes_valid_is_the_one_that_is_named() -> None:
     settings = ["budget.epochs=2", "task.front.perturb=on_the_fly", "task.front.bins=many"]
     with pytest.raises(SettingError, match="nothing to draw"):
-        configure(load("digits_demo"), settings)
+        configure(resolved("digits_demo"), settings)
     again = ["budget.epochs=2", "budget.epochs=3"]
-    assert configure(load("toy"), again).budget.epochs == 3
+    assert configure(resolved("toy"), again).budget.epochs == 3
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def test_classes_that_hold_themselves() -> None:
 
 SIZED = """
 from murmur.engine.experiment import Experiment
-from murmur.recipes.toy import ToyTask
+from murmur.tasks.toy import ToyTask
 from murmur.strategies import KAVG
 
 def experiment(hidden: int = 8, name: str = "a", unnamed=3, scale: float = 1.0):
@@ -151,7 +150,7 @@ def test_settings_name_parameters_of_the_function(tmp_path: Path) -> None:
     file.write_text(SIZED)
     found = resolved(str(file), ["seed=3", "name=abc", "hidden=16", "hidden = 17"])
     assert (found.task, found.strategy, found.seed) == (ToyTask(hidden=17), KAVG(K=3), 3)
-    assert load(str(file)).task == ToyTask(hidden=8)
+    assert resolved(str(file)).task == ToyTask(hidden=8)
     assert resolved(str(file), ["task.hidden=5", "hidden=9"], strategy="SyncSGD").task == ToyTask(hidden=5)
     assert [setting.name for setting in arguments_of(str(file))] == ["hidden", "name", "scale"]
     assert [setting.default for setting in arguments_of(str(file), ["hidden=3"])] == ["3", "a", "1.0"]
@@ -171,3 +170,54 @@ def test_an_error_of_the_files_own_code_is_no_mistake_of_a_setting(tmp_path: Pat
     with pytest.raises(ValueError, match="own") as found:
         resolved(str(file), [])
     assert not isinstance(found.value, SettingError)
+
+
+class Base:
+    """A base class.
+
+    Attributes:
+        inherited: from the base.
+        replaced: by the derived class.
+    """
+
+
+class Derived(Base):
+    """A derived class: with a colon.
+
+    Args:
+        argument: is no attribute.
+
+    Attributes:
+        one: short.
+        two, three: begins here: a colon within,
+            and ends: here.
+
+        replaced: here.
+
+    Text behind the section: not part of it.
+    """
+
+
+@dataclass
+class Bare:
+    field: int = 0
+
+
+def test_entries_of_the_section() -> None:
+    both = "begins here: a colon within, and ends: here."
+    assert attribute_lines(Derived) == {
+        "inherited": "from the base.",
+        "one": "short.",
+        "two": both,
+        "three": both,
+        "replaced": "here.",
+    }
+
+
+def test_class_without_the_section() -> None:
+    assert attribute_lines(Bare) == {}
+
+
+def test_first_line_is_the_one_of_an_author() -> None:
+    assert first_line(Derived) == "A derived class: with a colon."
+    assert first_line(Bare) == ""

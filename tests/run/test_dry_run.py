@@ -16,10 +16,10 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 from murmur.core import path_checks as checks
 from murmur.recipes import toy
 from murmur.run import dry_run, preparation
-from murmur.run.configuration import load
-from murmur.tasks.ctc.task import CtcTask
-from murmur.tasks.unprepared import systems_to_make
-from plateaus import make_experiment
+from murmur.run.configuration import resolved
+from murmur.speech.tasks.ctc import CtcTask
+from murmur.speech.tasks.prepared import systems_to_make
+from tests.support.plateaus import make_experiment
 
 
 def run(*words: object) -> tuple[int, str]:
@@ -71,7 +71,7 @@ def test_features_of_ctc(tmp_path: Path) -> None:
     assert [each.what.partition(" (")[0] for each in task.unprepared()] == ["features of train, dev, test"]
     task.prepare()
     assert task.unprepared() == []
-    assert load(str(file)).task.unprepared() != []  # type: ignore[attr-defined]
+    assert resolved(str(file)).task.unprepared() != []  # type: ignore[attr-defined]
 
 
 def test_no_prepare_is_for_dry_runs(tmp_path: Path) -> None:
@@ -80,8 +80,25 @@ def test_no_prepare_is_for_dry_runs(tmp_path: Path) -> None:
     assert "--no-prepare is for --dry-run" in said
 
 
+@pytest.mark.parametrize(
+    ("recipe", "setting"),
+    [
+        ("hybrid", "task.front.bins=0"),
+        ("hybrid", "task.front.speeds=(-1.0, 1.0)"),
+        ("hybrid", "task.chunks.size=0"),
+        ("hybrid", "task.chunks.left_frames=-1"),
+        ("toy", "task.samples=0"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_before_anything_is_prepared(recipe: str, setting: str) -> None:
+    code, said = run("train", recipe, "--dry-run", "--no-prepare", "--set", setting)
+    assert code == 1
+    assert said.startswith(f"murmur: {setting.partition('=')[0]}")
+    assert "Traceback" not in said
+
+
 def test_there_is_room_for_what_is_to_be_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = load(str(make_experiment(tmp_path))).task
+    task = resolved(str(make_experiment(tmp_path))).task
     needed = checks.LEAST_BYTES + sum(each.size_bytes for each in preparation.to_prepare(task))
     monkeypatch.setattr(checks, "free_bytes", lambda _: needed - 1)
     with pytest.raises(ValueError, match=r"task.cache .*cache: .* MB are free"):
@@ -91,10 +108,11 @@ def test_there_is_room_for_what_is_to_be_prepared(tmp_path: Path, monkeypatch: p
 
 
 def test_estimates_grow_with_the_work(tmp_path: Path) -> None:
-    stages = load(str(make_experiment(tmp_path))).task.hmm  # type: ignore[attr-defined]
-    one, two = (systems_to_make(stages, ["monophone"], hours, tmp_path, 1)[0].seconds for hours in (1.0, 2.0))
+    hmm = resolved(str(make_experiment(tmp_path))).task.hmm  # type: ignore[attr-defined]
+    stages = {"monophone": hmm.monophone}
+    one, two = (systems_to_make(stages, hours, tmp_path, 1)[0].seconds for hours in (1.0, 2.0))
     assert two == pytest.approx(2 * one)
-    assert systems_to_make(stages, ["monophone"], 2.0, tmp_path, 2)[0].seconds == pytest.approx(one)
+    assert systems_to_make(stages, 2.0, tmp_path, 2)[0].seconds == pytest.approx(one)
 
 
 @dataclass(frozen=True)

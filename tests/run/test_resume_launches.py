@@ -22,10 +22,10 @@ from murmur.recipes import toy
 from murmur.run.configuration import configure
 from murmur.run.learner import run_learner
 from murmur.run.request import RunRequest
-from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.launch.signals import STOPPED_STATUS
-from pool import Pool
-from tasks import fit_in_process
+from murmur.worlds.process.environment import Place
+from murmur.worlds.process.signals import STOPPED_STATUS
+from tests.support.pool import Pool
+from tests.support.tasks import fit_in_process
 
 pytestmark = pytest.mark.processes
 SETTINGS = ("budget.epochs=5", "task.hidden=8", "task.dropout=0.2", "evaluate_every_epochs=0.2")
@@ -132,7 +132,7 @@ def test_many_kills(strategy: str, seed: int, tmp_path: Path, pool: Pool) -> Non
 @pytest.mark.timeout(120)
 def test_a_second_request_ends_at_once(tmp_path: Path) -> None:
     """The first request is still pending, because no learner arrives at a boundary."""
-    waits = "import signal, time; from murmur.worlds.process.launch.signals import StopSignals\n"
+    waits = "import signal, time; from murmur.worlds.process.signals import StopSignals\n"
     waits += "with StopSignals() as asked:\n    print('ready', flush=True); time.sleep(60); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -13,14 +13,13 @@ from murmur.core.errors import SettingError
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
 from murmur.engine.optim.optimizer import SGD
-from murmur.engine.scaling import Auto
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
-from murmur.run.saved_model import Initialised, choose, find_model, read_into, told_choice
+from murmur.run.saved_model import InitialWeights, choose, find_model, read_into, told_choice
 from murmur.strategies import SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import OddToy, Quadratic, weights_of
-from unscaled import Experiment
+from tests.support.tasks import OddToy, weights_of
+from tests.support.unscaled import Experiment
 
 TOY = ToyTask(samples=8, hidden=16, per_epoch=40)
 RUN = Experiment(TOY, SyncSGD(), Budget(minibatches=80), SGD(0.05), evaluate_every_epochs=0.5)
@@ -34,25 +33,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_training_starts_from_the_model(run: Path, tmp_path: Path) -> None:
-    task = Initialised(TOY, run / "model", "x")
+    initial = InitialWeights(run / "model", "x")
     wanted = read_pair(run / "model")[0]["weights"]
     for learners in (1, 2):
-        experiment = replace(RUN, task=task, budget=Budget(minibatches=0))
+        experiment = replace(RUN, initial=initial, budget=Budget(minibatches=0))
         started = Trainer(experiment, VirtualWorld(learners), tmp_path).fit()
         assert torch.equal(weights_of(started.model), wanted)
-    assert replace(RUN, task=task).digest() != replace(RUN, task=replace(task, content="y")).digest()
-
-
-def test_minibatches_are_cut_as_those_of_the_task(run: Path) -> None:
-    started = replace(RUN, task=Initialised(TOY, run / "model", "x"), scaling=Auto("stays")).scaled(4)
-    plain = replace(RUN, scaling=Auto("stays")).scaled(4)
-    assert started.cut == plain.cut == 4
-    for n in range(8):
-        assert all(torch.equal(a, b) for a, b in zip(started.minibatch(n), plain.minibatch(n), strict=True))
-    whole = replace(RUN, task=Initialised(Quadratic(), run / "model", "x"), scaling=Auto("stays")).scaled(4)
-    assert whole.cut == 1
-    with pytest.raises(ValueError, match="Quadratic cannot cut its minibatches in 2"):
-        whole.minibatch(0, 0, 2)
+    digests = [replace(RUN, initial=each).digest() for each in (None, initial, replace(initial, content="y"))]
+    assert len(set(digests)) == 3
 
 
 def test_what_does_not_fit_is_named(run: Path) -> None:

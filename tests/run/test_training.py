@@ -10,10 +10,10 @@ import pytest
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
 from murmur.engine.experiment import Experiment
-from murmur.recipes.toy import ToyTask
 from murmur.run.request import RunRequest
 from murmur.run.training import train
 from murmur.strategies import KAVG
+from murmur.tasks.toy import ToyTask
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ def test_a_refused_resume_of_a_folder_without_a_lock_leaves_none(tmp_path: Path)
 
 def test_a_damaged_number_of_pieces_changes_nothing(tmp_path: Path) -> None:
     assert go(tmp_path) == 0
-    (tmp_path / "checkpoints" / "cut.json").write_text("{")
-    for part in tmp_path.glob("checkpoints/0*/*.json"):  # of an older version: the number stands in the file alone
+    (tmp_path / "checkpoints" / "began.json").write_text("{")
+    for part in tmp_path.glob("checkpoints/0*/*.json"):  # the number stands in the file alone
         tensors, facts = read_pair(part.with_suffix(""))
         del facts["cut"]
         write_pair(part.with_suffix(""), tensors, facts)
     before = everything(tmp_path)
-    with pytest.raises(ValueError, match=r"cut\.json is damaged"):
+    with pytest.raises(ValueError, match=r"began\.json is damaged"):
         go(tmp_path, resume=True)
     assert everything(tmp_path) == before
 

@@ -11,22 +11,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from averaging_only import Averaging
-from grids import thinned
 from murmur.core.learner import Learner, Strategy
 from murmur.core.mixing import ALL as MIXINGS
 from murmur.core.mixing import Mixing, Row, matrix, pairwise, ring
 from murmur.core.world import World
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, A2CiD2, SuperLearners
 from murmur.strategies.a2cid2 import graph_constants
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Looked, fit
-from unscaled import Experiment
+from tests.support.averaging_only import Averaging
+from tests.support.grids import thinned
+from tests.support.tasks import Looked, fit
+from tests.support.unscaled import Experiment
 
 ALPHA = 0.1
 AT_ONCE = Link(latency_seconds=0.0, bytes_per_second=1e18)

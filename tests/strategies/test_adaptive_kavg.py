@@ -16,18 +16,17 @@ from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.schedule import Exponential
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
-from murmur.strategies.adaptive_kavg import AdaptiveKAVG
-from murmur.strategies.adaptive_rules import AdaComm, Geometric, Stages, Standing
+from murmur.strategies.adaptive_kavg import AdaComm, AdaptiveKAVG, Geometric, Stages, Standing
 from murmur.strategies.kavg import KAVG
+from murmur.tasks.toy import ToyTask
 from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from pool import Pool
-from tasks import Groups, Quadratic, fit, fit_in_process, weights_of
-from unscaled import Experiment
+from tests.support.named import named
+from tests.support.pool import Pool
+from tests.support.tasks import Groups, Quadratic, fit, fit_in_process, weights_of
+from tests.support.unscaled import Experiment
 
 ALPHA, BUDGET = 0.05, 300
 ADAPTIVE = [

@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from averaging_only import Averaging
-from grids import thinned
 from murmur.core.learner import Learner
 from murmur.core.mixing import ALL as MIXINGS
 from murmur.core.mixing import Mixing, matrix, randomized_ring, ring
@@ -25,8 +23,10 @@ from murmur.strategies import ADPSGD
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Looked, Quadratic, fit, weights_of
-from unscaled import Experiment
+from tests.support.averaging_only import Averaging
+from tests.support.grids import thinned
+from tests.support.tasks import Looked, Quadratic, fit, weights_of
+from tests.support.unscaled import Experiment
 
 ALPHA = 0.1
 AT_ONCE = Link(latency_seconds=0.0, bytes_per_second=1e18)

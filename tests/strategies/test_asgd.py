@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from murmur.core.group import PeerLost
+from murmur.core.group import Message, PeerLost
+from murmur.core.trace import Trace
 from murmur.core.world import drive
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
@@ -26,10 +27,10 @@ from murmur.testing.strategies import plain_loop
 from murmur.worlds.virtual import clock
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.world import VirtualWorld
-from pool import Pool
-from tally import BUDGET, Tally
-from tasks import Point, Quadratic, fit, fit_in_process, weights_of
-from unscaled import Experiment
+from tests.support.pool import Pool
+from tests.support.tally import BUDGET, Tally
+from tests.support.tasks import Point, Quadratic, fit, fit_in_process, weights_of
+from tests.support.unscaled import Experiment
 
 AT_ONCE = Link(latency_seconds=0.0, bytes_per_second=1e18)
 ALPHA = 0.1
@@ -205,15 +206,16 @@ def test_a_learner_that_comes_back_asks_no_server_before_its_first_gradient() ->
     def post(*_: object) -> None:
         steps.append("request")
 
-    async def recv(*_: object) -> tuple[Tensor, int, tuple[float]]:
-        return torch.zeros(1), 0, (3.0,)
+    async def poll(*_: object) -> Message:
+        return Message(torch.zeros(1), 0, (3.0,))
 
-    weights = SimpleNamespace(snapshot=lambda: torch.zeros(1), set_=lambda _: None)
+    membership = SimpleNamespace(view=lambda: SimpleNamespace(incarnations={0: 0, 1: 0}))
     for late in (True, False):
         me: Any = SimpleNamespace(
-            group=SimpleNamespace(size=2, post=post, recv=recv),
-            seat=SimpleNamespace(late=late),
-            weights=weights,
+            group=SimpleNamespace(size=2, post=post, poll=poll, membership=membership),
+            seat=SimpleNamespace(late=late, trace=Trace(1, lambda: 0.0)),
+            averager=SimpleNamespace(poll_seconds=1.0),
+            weights=SimpleNamespace(snapshot=lambda: torch.zeros(1), set_=lambda _: None),
             claimed_gradients=gradients,
         )
         drive(ASGD().learn(me, [slice(0, 1)]))
@@ -257,7 +259,7 @@ def test_without_its_server_the_run_ends_with_an_error() -> None:
 def test_without_one_of_its_servers_the_run_ends_by_its_name(faults: tuple[Kill | Rejoin, ...], learners: int) -> None:
     cluster = Cluster(learners, ConstantSeconds(0.1), faults=faults, lease_seconds=0.5)
     world = VirtualWorld(cluster)
-    with pytest.raises(PeerLost, match=r"learner 1 (is gone|was started again|, which held a part)"):
+    with pytest.raises(PeerLost, match=r"learner 1( is gone| was started again|, which held a part)"):
         fit(Experiment(Quadratic(), ASGD(servers=2), Budget(minibatches=200), SGD(0.05)), world)
     assert world.clock.now < 3.0
 

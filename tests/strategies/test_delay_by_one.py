@@ -9,24 +9,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grids import thinned
 from murmur.core.mixing import Mixing, exponential, matrix, pairwise, randomized_ring, ring, uniform
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD, Adam, OptimizerFactory
 from murmur.engine.record import Record
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.strategies.kavg import KAVG
+from murmur.tasks.toy import ToyTask
 from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from pool import Pool
-from tasks import Groups, OddToy, Point, Quadratic, fit, fit_in_process, weights_of
-from unscaled import Experiment
+from tests.support.grids import thinned
+from tests.support.named import named
+from tests.support.pool import Pool
+from tests.support.tasks import Groups, OddToy, Point, Quadratic, fit, fit_in_process, weights_of
+from tests.support.unscaled import Experiment
 
 ALPHA = 0.3
 MIXINGS = [uniform, ring, randomized_ring, pairwise, exponential]

@@ -16,9 +16,9 @@ from murmur.strategies import ALL, BMUF, KAVG, Compressed, DiLoCo, ParameterAver
 from murmur.testing.strategies import Observed
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from tasks import Point, Quadratic, fit
-from unscaled import Experiment
+from tests.support.named import named
+from tests.support.tasks import Point, Quadratic, fit
+from tests.support.unscaled import Experiment
 
 LEARNERS = 4
 SHORT = {

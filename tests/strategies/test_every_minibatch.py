@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grids import thinned
 from murmur.core.learner import Strategy
 from murmur.core.mixing import pairwise
 from murmur.engine.budget import Budget
@@ -42,9 +41,10 @@ from murmur.strategies import (
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from tasks import Point, fit
-from unscaled import Experiment
+from tests.support.grids import thinned
+from tests.support.named import named
+from tests.support.tasks import Point, fit
+from tests.support.unscaled import Experiment
 
 BUDGET = 61  # not a multiple of any number of learners or of members
 BASIC: list[Strategy] = [

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grids import thinned
 from murmur.core.facts import Facts, vectors_of
 from murmur.core.learner import Strategy
 from murmur.core.mixing import exponential, pairwise, randomized_ring, ring
@@ -15,13 +14,10 @@ from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies.a2cid2 import A2CiD2
-from murmur.strategies.adaptive_kavg import AdaptiveKAVG
-from murmur.strategies.adaptive_rules import Stages
+from murmur.strategies.adaptive_kavg import AdaptiveKAVG, Stages
 from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD
-from murmur.strategies.averaging_rules import Jobs
 from murmur.strategies.bmuf import BMUF
 from murmur.strategies.compressed import Compressed
 from murmur.strategies.delay_by_one import DelayByOne
@@ -30,18 +26,20 @@ from murmur.strategies.downpour import Downpour
 from murmur.strategies.easgd import EASGD
 from murmur.strategies.gossip_pga import GossipPGA
 from murmur.strategies.kavg import KAVG
-from murmur.strategies.parameter_averaging import ParameterAveraging
+from murmur.strategies.parameter_averaging import Jobs, ParameterAveraging
 from murmur.strategies.quasi_global import QuasiGlobal
 from murmur.strategies.slow_mo import SlowMo
 from murmur.strategies.streaming_diloco import StreamingDiLoCo
 from murmur.strategies.super_learners import SuperLearners
 from murmur.strategies.sync_sgd import SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.testing.strategies import Observed, plain_loop
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from tasks import fit
-from unscaled import Experiment
+from tests.support.grids import thinned
+from tests.support.named import named
+from tests.support.tasks import fit
+from tests.support.unscaled import Experiment
 
 LARGE = AdaptiveKAVG(Stages((4,)), Stages((2,)))
 STRATEGIES = [

@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from averaging_only import Averaging
-from grids import thinned
 from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
 from murmur.core.mixing import pairwise, randomized_ring, ring
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD, Adam, OptimizerFactory
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import (
     ADPSGD,
     ALL,
@@ -28,14 +25,17 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
+from murmur.tasks.toy import ToyTask
 from murmur.testing.strategies import plain_loop
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from pool import Pool
-from tasks import Groups, OddToy, Quadratic, fit, fit_in_process, weights_of
-from unscaled import Experiment
+from tests.support.averaging_only import Averaging
+from tests.support.grids import thinned
+from tests.support.named import named
+from tests.support.pool import Pool
+from tests.support.tasks import Groups, OddToy, Quadratic, fit, fit_in_process, weights_of
+from tests.support.unscaled import Experiment
 
 SMALL = {"ParameterAveraging": ParameterAveraging(16), "Compressed": Compressed(KAVG(4), "bfloat16")}
 AVERAGED_MOMENTS: dict[str, Strategy] = {

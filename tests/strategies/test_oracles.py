@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grids import thinned
 from murmur.core.mixing import Mixing, randomized_ring, ring
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
@@ -18,8 +17,9 @@ from murmur.engine.task import Loss
 from murmur.strategies import BMUF, KAVG, DiLoCo, GossipPGA, SlowMo, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Quadratic, fit
-from unscaled import Experiment
+from tests.support.grids import thinned
+from tests.support.tasks import Quadratic, fit
+from tests.support.unscaled import Experiment
 
 ALPHA = 0.1
 

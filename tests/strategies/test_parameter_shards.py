@@ -18,6 +18,7 @@ from torch import Tensor
 from murmur.core.facts import learners_for
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner
+from murmur.core.pairwise import PairwiseAverager
 from murmur.core.world import Seat, World
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
@@ -40,11 +41,11 @@ from murmur.worlds.virtual.cluster import (
     Stop,
 )
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from pool import Pool
-from tally import Tally
-from tasks import Quadratic, fit, fit_in_process
-from unscaled import Experiment
+from tests.support.named import named
+from tests.support.pool import Pool
+from tests.support.tally import Tally
+from tests.support.tasks import Quadratic, fit, fit_in_process
+from tests.support.unscaled import Experiment
 
 AT_ONCE = Link(latency_seconds=0.0, bytes_per_second=1e18)
 ALPHA, MINIBATCHES = 0.1, 60
@@ -342,13 +343,13 @@ def test_learners_answer_with_their_part_from_the_first_request(
     strategy: Downpour | EASGD, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[int] = []
-    answer = Learner.answer
+    answer = PairwiseAverager.answer
 
-    def noted(me: Learner) -> Coroutine[Any, Any, None]:
-        shown.append(len(me.averager.shown()) if me.group.rank in (me.averager.holders or ()) else 0)
-        return answer(me)
+    def noted(averager: PairwiseAverager) -> Coroutine[Any, Any, None]:
+        shown.append(len(averager.shown()) if averager.group.rank in (averager.holders or ()) else 0)
+        return answer(averager)
 
-    monkeypatch.setattr(Learner, "answer", noted)
+    monkeypatch.setattr(PairwiseAverager, "answer", noted)
     fit(Experiment(Quadratic(), strategy, Budget(minibatches=12), SGD(ALPHA)), VirtualWorld(Cluster(4)))
     assert len(shown) == 4
     assert sum(shown) == Quadratic.size

@@ -11,21 +11,21 @@ from torch import Tensor, nn, optim
 from torch.optim import RMSprop
 
 import murmur
-from grids import thinned
 from murmur.core.learner import Strategy
 from murmur.core.mixing import Mixing, matrix, randomized_ring, ring
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD, OptimizerFactory
 from murmur.engine.schedule import Exponential
 from murmur.engine.task import Loss
-from murmur.recipes.toy import ToyTask
 from murmur.run.dry_run import dry_run
 from murmur.run.request import RunRequest
 from murmur.strategies import ADPSGD, Compressed, QuasiGlobal, SuperLearners
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Quadratic, fit
-from unscaled import Experiment
+from tests.support.grids import thinned
+from tests.support.tasks import Quadratic, fit
+from tests.support.unscaled import Experiment
 
 ALPHA, BETA, MU, ROUNDS = 0.05, 0.8, 0.6, 15
 AT_ONCE = Link(latency_seconds=0.0, bytes_per_second=1e18)

@@ -48,6 +48,46 @@ MENDED = {
     "all give up but one that comes when all is done": Case(
         "Downpour(4, 2, shards=3)", 6, 1, faults=(Kill(2, 0.2), Kill(5, 0.2), Rejoin(5, 0.2)), lease_seconds=0.03
     ),
+    "all are killed at the end but one that comes when all is done": Case(
+        "A2CiD2", 3, 1, faults=(Kill(2, 0.4), Kill(1, 0.2), Kill(0, 0.3), Rejoin(0, 0.3)), lease_seconds=2.0
+    ),
+    "workers are killed at the end, and a server comes when all is done": Case(
+        "ASGD(servers=1)", 2, 1, sigma=1.0, faults=(Kill(0, 0.3), Rejoin(1, 0.2), Kill(1, 0.1)), lease_seconds=2.0
+    ),
+    "a holder of a shard that counted as lost comes back while the others wait for each other": Case(
+        "Downpour(2, 3, shards=3)", 4, 4, factors=((3, 0.3),), faults=(Stop(2, 0.01, 0.3),), lease_seconds=0.2
+    ),
+    "a learner comes back when the servers have answered the last pull": Case(
+        "ASGD(servers=2)", 5, 11, slow=((1, 0.01),), faults=(Stop(3, 0.6, 3.0),), lease_seconds=2.0
+    ),
+    "a suspended member is killed and started again": Case(
+        "SuperLearners(A2CiD2(), 3)",
+        6,
+        1,
+        faults=(Stop(4, 0.1, 3.0), *(Kill(i, 0.2) for i in (3, 4, 5)), *(Rejoin(i, 0.3) for i in (3, 4, 5))),
+        lease_seconds=0.2,
+    ),
+    "a member is suspended a second time, beyond the end of the first": Case(
+        "SuperLearners(A2CiD2(), 2)",
+        4,
+        4,
+        faults=(Stop(3, 0.2, 3.0), Stop(3, 0.1, 0.4), Kill(2, 0.004164791382340897), Rejoin(2, 1.0)),
+        lease_seconds=0.03,
+    ),
+    "a suspended leader comes back after its member was started again": Case(
+        "OwnShares(SuperLearners(QuasiGlobal(randomized_ring), 3))",
+        2,
+        1,
+        faults=(Stop(0, 0.1, 3.0), Kill(1, 0.02), Rejoin(1, 3.0)),
+        lease_seconds=0.2,
+    ),
+    "a leader comes back after its member was started again, and the others wait for it": Case(
+        "SuperLearners(ASGD(servers=1), 2)",
+        6,
+        27,
+        faults=(Stop(4, 0.7, 1.0), Kill(5, 1.0), Rejoin(5, 1.2032394852556458)),
+        lease_seconds=0.5,
+    ),
     "the share of a lost learner": Case("OwnShares(ADPSGD(ring))", 3, 60, faults=(Kill(2, 0.55),)),
     "compositions of four, with facts of facts": Case("Compressed(SuperLearners(OwnShares(ADPSGD(ring)), 2))", 3, 3),
 }

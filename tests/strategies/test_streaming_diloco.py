@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from grids import thinned
 from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.schedule import NewBob
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import DiLoCo, StreamingDiLoCo
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Quadratic, fit
-from unscaled import Experiment
+from tests.support.grids import thinned
+from tests.support.tasks import Quadratic, fit
+from tests.support.unscaled import Experiment
 
 ALPHA = 0.1
 

@@ -15,8 +15,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from averaging_only import Averaging
-from grids import thinned
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner, Strategy
 from murmur.core.mixing import pairwise, randomized_ring
@@ -26,7 +24,6 @@ from murmur.engine.record import Record
 from murmur.engine.schedule import Cosine
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import (
     ADPSGD,
     ASGD,
@@ -44,15 +41,18 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
+from murmur.tasks.toy import ToyTask
 from murmur.testing.strategies import Observed, plain_loop
-from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.environment import Place
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from pool import Pool
-from tasks import Point, Quadratic, fit, fit_in_process, weights_of
-from unscaled import Experiment
+from tests.support.averaging_only import Averaging
+from tests.support.grids import thinned
+from tests.support.named import named
+from tests.support.pool import Pool
+from tests.support.tasks import Point, Quadratic, fit, fit_in_process, weights_of
+from tests.support.unscaled import Experiment
 
 ALPHA = 0.1
 

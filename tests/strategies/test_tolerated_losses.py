@@ -20,13 +20,12 @@ from murmur.core.learner import Learner
 from murmur.core.membership import RunOver
 from murmur.core.world import Seat
 from murmur.elastic.elastic_group import ElasticGroup
+from murmur.elastic.regrouping import regroups
 from murmur.elastic.rendezvous import LeftBehind, Named
 from murmur.engine.budget import Budget
-from murmur.engine.elastic_run import regroups
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.task_source import TaskSource
 from murmur.engine.trainer import Outcome, Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import (
     ADPSGD,
     ASGD,
@@ -41,11 +40,12 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
-from murmur.strategies.averaging_rules import Jobs
+from murmur.strategies.parameter_averaging import Jobs
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from unscaled import Experiment
+from tests.support.named import named
+from tests.support.unscaled import Experiment
 
 Fault = Kill | Rejoin | Stop
 TOTAL, LEASE = 96, 2.0
@@ -279,7 +279,7 @@ def test_lock_step_leaders_do_not_go_on_without_another() -> None:
 @pytest.mark.parametrize("strategy", OUTLIVING, ids=named)
 def test_without_a_loss_nothing_is_different(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with_it, _ = train(strategy, [])
-    monkeypatch.setattr("murmur.engine.elastic_run.regroups", lambda _: False)
+    monkeypatch.setattr("murmur.elastic.regrouping.regroups", lambda _: False)
     without, _ = train(strategy, [])
     assert torch.equal(weights_of(with_it), weights_of(without))
 

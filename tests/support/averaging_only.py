@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from murmur.core.assignment import Assignment
+from murmur.core.assignment import Assignment, Turns
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Gradient, Learner, Progress, Strategy
@@ -17,7 +17,7 @@ from murmur.core.membership import NOTHING, Preparation
 from murmur.core.source import WHOLE, Piece
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
-from tasks import Point
+from tests.support.tasks import Point
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Still:
     times: float = 1.0
     decay_times: float = 1.0
     piece: Piece = WHOLE
-    assignment: Assignment = field(default_factory=lambda: Assignment((0,)))
+    turns: Turns = field(default_factory=lambda: Turns(Assignment((0,)), 0))
     draws: list[int] = field(default_factory=list)
 
     @property
@@ -42,8 +42,9 @@ class Still:
     def over(self, steps: int) -> bool:
         return steps >= self.total
 
-    def reached(self, steps: int) -> int:
-        return min(steps, self.total)
+    @property
+    def local_optimizer(self) -> Still:
+        return self
 
     def restart(self) -> None:
         pass

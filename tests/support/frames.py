@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from murmur.worlds.process.transport.wire_format import ALIGNMENT, LENGTHS_AT, PREFIX
+from murmur.worlds.process.wire_format import ALIGNMENT, LENGTHS_AT, PREFIX
 
 
 def sealed(raw: bytes, payload_bytes: int = 0) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from named import named
+from tests.support.named import named
 
 
 def thinned(*axes: Sequence[Any]) -> list[ParameterSet]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sphere_files import tone, write_sphere
+from tests.support.sphere_files import tone, write_sphere
 
 SECONDS = 6.0
 Line = tuple[float, float, str]  # begin and end in seconds, words as published

@@ -11,8 +11,8 @@ def python(program: str) -> list[str]:
 
 TRAINS = """
 import sys, time
-from murmur.worlds.process.launch.environment import take_place
-from murmur.worlds.process.store.server import StoreClient
+from murmur.worlds.process.environment import take_place
+from murmur.worlds.process.store_server import StoreClient
 
 place = take_place()
 line = StoreClient(place.host, place.port, 30, place.secret)

@@ -16,7 +16,7 @@ from murmur.core.world import Program, Seat
 from murmur.strategies import ADPSGD, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.testing.worlds import check_group
 from murmur.worlds.mpi.world import MpiWorld, open_mpi
-from user_loops import ForeignLoop, moved
+from tests.support.user_loops import ForeignLoop, moved
 
 TIMEOUT_SECONDS = 20.0
 

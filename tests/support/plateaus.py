@@ -14,8 +14,10 @@ from pathlib import Path
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import Adam
-from murmur.tasks.hybrid.task import HybridTask
-from murmur.tasks.hybrid.config import Chunks, Decoding, HmmStages, Search
+from murmur.speech.tasks.hybrid.task import HybridTask
+from murmur.speech.features.chunks import Chunks
+from murmur.speech.tasks.hybrid.config import Decoding, HmmStages
+from murmur.speech.tasks.graph_sources import Search
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.models import Tdnn

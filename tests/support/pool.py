@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from murmur.core.world import Program
-from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.server import StoreServer
-from murmur.worlds.process.store.torch_store import connect
-from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.environment import Place
+from murmur.worlds.process.listener import listen
+from murmur.worlds.process.store_server import StoreServer
+from murmur.worlds.process.torch_store import connect
 from murmur.worlds.process.world import ProcessWorld
 
 TIMEOUT_SECONDS = 20.0

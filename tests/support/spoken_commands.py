@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from murmur.speech.corpus.render import ScriptLine, render
-from murmur.speech.corpus.synth import Voice
+from murmur.speech.corpus.synth import ScriptLine, Voice, render
 
 ACCENTS, VARIANTS = ("en-us", "en-gb-x-rp"), ("m1", "m3", "m7", "f1", "f2", "f4")
 DOES, ROOMS, THINGS = ("turn on", "turn off", "dim"), ("kitchen", "bedroom", "garden", "hall"), ("light", "lamp", "fan")

@@ -12,7 +12,7 @@ from torch import nn
 from murmur.core.learner import Strategy
 from murmur.engine.task import Loss, Score
 from murmur.strategies import ASGD, Downpour
-from tasks import Point
+from tests.support.tasks import Point
 
 BUDGET, LEARNERS = 60, 4
 

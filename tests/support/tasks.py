@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from murmur.core.flat import Layout
 from murmur.core.world import World
 from murmur.engine.experiment import Experiment
-from murmur.engine.seeds import seed_of
-from murmur.engine.task import Loss, Score
+from murmur.engine.task import Loss, Score, seed_of
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
-from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.torch_store import connect
+from murmur.tasks.toy import ToyTask
+from murmur.worlds.process.environment import Place
+from murmur.worlds.process.torch_store import connect
 from murmur.worlds.process.world import ProcessWorld
 
 

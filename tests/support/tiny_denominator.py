@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from murmur.speech.sequence.denominator import Denominator, PhoneHmm
+from murmur.speech.sequence.denominator import Denominator, PhoneHmm, PhoneNgrams
 from murmur.speech.sequence.numerators import Aligned
-from murmur.speech.sequence.phone_ngrams import PhoneNgrams
 from murmur.speech.sequence.state_graph import StateGraph
 
 SEQUENCES = ([1, 2, 1], [1, 2, 2, 1], [2, 1], [1])

@@ -17,8 +17,10 @@ from pathlib import Path
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import Adam
-from murmur.tasks.hybrid.task import HybridTask
-from murmur.tasks.hybrid.config import Chunks, Decoding, FrontEnd, HmmStages, Search
+from murmur.speech.tasks.hybrid.task import HybridTask
+from murmur.speech.features.chunks import Chunks
+from murmur.speech.tasks.hybrid.config import Decoding, FrontEnd, HmmStages
+from murmur.speech.tasks.graph_sources import Search
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.models import Lstm
@@ -46,20 +48,20 @@ CTC = (
 )
 
 
-def tones(words: list[str], seed: int, tract: float = 1.0) -> np.ndarray:
-    """Return the words with silences around them, in faint noise; `tract` multiplies all frequencies."""
+def tones(words: list[str], seed: int) -> np.ndarray:
+    """Return the words with silences around them, in faint noise."""
     rng = np.random.default_rng(seed)
     pieces = [np.zeros(RATE // 8)]
     for word in words:
         for phone in LEXICON[word].split():
             t = np.arange(int(RATE * rng.uniform(0.06, 0.1))) / RATE
-            pieces.append(0.3 * np.sin(2 * np.pi * tract * HERTZ[phone] * t))
+            pieces.append(0.3 * np.sin(2 * np.pi * HERTZ[phone] * t))
         pieces.append(np.zeros(RATE // 10))
     samples = np.concatenate(pieces)
     return (samples + 0.003 * rng.standard_normal(len(samples))).astype(np.float32)
 
 
-def make_tones(root: Path, sizes: dict[str, int], tracts: tuple[float, ...] = (1.0,) * 4) -> Path:
+def make_tones(root: Path, sizes: dict[str, int]) -> Path:
     """Make utterances of one to three words, in the number given by split, of four speakers each; see `tones`."""
     rng = np.random.default_rng(7)
     for split, count in sizes.items():
@@ -69,7 +71,7 @@ def make_tones(root: Path, sizes: dict[str, int], tracts: tuple[float, ...] = (1
             words = [list(LEXICON)[k] for k in rng.integers(3, size=1 + i % 3)]
             path = root / "wav" / f"{name}.wav"
             path.parent.mkdir(parents=True, exist_ok=True)
-            soundfile.write(path, tones(words, i, tracts[i % 4]), RATE)
+            soundfile.write(path, tones(words, i), RATE)
             texts[name], paths[name] = " ".join(words), str(path)
         folder = root / "data" / split
         folder.mkdir(parents=True)

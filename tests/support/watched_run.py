@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
-from murmur.recipes.toy import ToyTask
+from murmur.tasks.toy import ToyTask
 from murmur.strategies import ADPSGD
 from pathlib import Path
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import pytest
 
-from grids import few
 from murmur.core.errors import IncompleteRun
 from murmur.core.learner import Learner, Strategy
 from murmur.strategies import ADPSGD, ALL, KAVG, ParameterAveraging
 from murmur.testing.strategies import check_strategy
+from tests.support.grids import few
 
 SMALL = {"ParameterAveraging": ParameterAveraging(8)}
 

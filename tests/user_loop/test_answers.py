@@ -12,19 +12,18 @@ import torch
 from torch import Tensor, nn
 
 import murmur
-from murmur.core.buffers import Buffers, pack
+from murmur.core.buffers import Buffers, digest, pack
 from murmur.core.flat import Layout
 from murmur.core.group import Message, PeerLost
 from murmur.core.learner import Strategy
 from murmur.core.membership import View
-from murmur.core.tensor_bytes import digest
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
 from murmur.strategies import BMUF, KAVG, SyncSGD
-from murmur.user_loop.answers import Answers
+from murmur.user_loop.consensus import Answers
 from murmur.worlds.threads import ThreadWorld
-from named import named
-from user_loops import Words, loss_of, net, optimizer_of, state
+from tests.support.named import named
+from tests.support.user_loops import Words, loss_of, net, optimizer_of, state
 
 
 class Scripted:
@@ -143,7 +142,7 @@ def test_own_buffers_stand_beside_the_mean(size: int) -> None:
                     turn.wait(20)
             if me.rank == 1:
                 turn.wait(20)
-            same = [torch.equal(before["buffers"][name], x) for name, x in kept["buffers"].items()]
+            same = [torch.equal(before["buffers"][0][name], x) for name, x in kept["buffers"][0].items()]
             return found, torch.equal(before["weights"], kept["weights"]) and len(same) == 3 and all(same)
 
     ends: Any = ThreadWorld(size, 20.0).run(Words(body))

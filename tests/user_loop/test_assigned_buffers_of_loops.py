@@ -12,9 +12,9 @@ from murmur.core.world import Seat
 from murmur.strategies import BMUF, KAVG, ParameterAveraging, SuperLearners, SyncSGD
 from murmur.user_loop.joined import Plan
 from murmur.worlds.threads import ThreadWorld
-from named import named
-from running_means import Assigned, InPlace
-from user_loops import Words, batch, loss_of
+from tests.support.named import named
+from tests.support.running_means import Assigned, InPlace
+from tests.support.user_loops import Words, batch, loss_of
 
 
 def ran(strategy: Strategy, kind: type[InPlace], size: int) -> list[list[Tensor]]:

@@ -25,8 +25,8 @@ from murmur.strategies import (
 )
 from murmur.user_loop.joined import Joined, Plan
 from murmur.worlds.threads import ThreadSeat, ThreadWorld
-from named import named
-from user_loops import Net, Words, batch, moved, net, optimizer_of, state
+from tests.support.named import named
+from tests.support.user_loops import Net, Words, batch, moved, net, optimizer_of, state
 
 BAD = 4
 STRATEGIES = [

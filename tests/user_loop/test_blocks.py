@@ -17,13 +17,13 @@ from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, ASGD, DiLoCo, GossipPGA, StreamingDiLoCo, SuperLearners, SyncSGD
 from murmur.strategies.kavg import KAVG
 from murmur.user_loop.joined import Plan
-from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.blocks import store_of_next_block
-from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.environment import Place
+from murmur.worlds.process.listener import listen
+from murmur.worlds.process.torch_store import store_of_next_block
 from murmur.worlds.threads import ThreadWorld
-from named import named
-from pool import Pool
-from user_loops import Words, loss_of, net, optimizer_of
+from tests.support.named import named
+from tests.support.pool import Pool
+from tests.support.user_loops import Words, loss_of, net, optimizer_of
 
 BLOCKS, STEPS = 3, 4
 LOCK_STEP = [SyncSGD(), KAVG(3), GossipPGA(2), DiLoCo(2), StreamingDiLoCo(4, 2, 1)]

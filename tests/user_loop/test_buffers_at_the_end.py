@@ -11,8 +11,8 @@ from murmur.core.learner import Strategy
 from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, EASGD, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.worlds.threads import ThreadWorld
-from named import named
-from user_loops import Words
+from tests.support.named import named
+from tests.support.user_loops import Words
 
 
 def ends(strategy: Strategy, steps: tuple[int, ...]) -> list[Tensor]:

@@ -19,9 +19,9 @@ from murmur.core.learner import Strategy
 from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, ASGD, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.worlds.threads import ThreadGroup, ThreadWorld
-from named import named
-from pool import Pool, PooledWorld
-from user_loops import Words
+from tests.support.named import named
+from tests.support.pool import Pool, PooledWorld
+from tests.support.user_loops import Words
 
 STRATEGIES = [SyncSGD(), KAVG(2), DelayByOne(), ADPSGD(), SuperLearners(KAVG(2), 2), SuperLearners(ADPSGD(), 1)]
 INF = float("inf")

@@ -37,17 +37,18 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
-from murmur.strategies.adaptive_rules import Stages
-from murmur.strategies.averaging_rules import Jobs, MaxChange, RunningMean
+from murmur.strategies.adaptive_kavg import Stages
+from murmur.strategies.parameter_averaging import Jobs, MaxChange, RunningMean
+from murmur.user_loop.handover import present
 from murmur.user_loop.joined import Plan
-from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.torch_store import connect
+from murmur.worlds.process.environment import Place
+from murmur.worlds.process.torch_store import connect
 from murmur.worlds.process.world import ProcessWorld
 from murmur.worlds.threads import ThreadWorld
-from named import named
-from pool import LearnerFailed, Pool, PooledWorld
-from unscaled import Experiment
-from user_loops import ForeignLoop, Net, Words, evaluate, loss_of, moved, net, number, optimizer_of, state
+from tests.support.named import named
+from tests.support.pool import LearnerFailed, Pool, PooledWorld
+from tests.support.unscaled import Experiment
+from tests.support.user_loops import ForeignLoop, Net, Words, evaluate, loss_of, moved, net, number, optimizer_of, state
 
 LIMIT_SECONDS = 60  # a hang would last for ever
 LOCK_STEP = [
@@ -153,6 +154,24 @@ def test_replicas_have_the_same_whole_numbers_at_the_end(strategy: Strategy) -> 
     count, key, mask = ends[0]
     assert 11 <= int(count) <= 19
     assert (key.tolist(), mask.tolist()) == ([2**45 + 1, -7], [False, False])
+
+
+@pytest.mark.parametrize("inner", [ADPSGD(), KAVG(2)], ids=named)
+def test_a_consensus_of_super_learners_asks_all_learners(inner: Strategy) -> None:
+    """Leaders have a group of their own while they train; a consensus in the block is of the world."""
+
+    def body(seat: Seat) -> list[int]:
+        model = torch.nn.Linear(1, 1, bias=False)
+        with murmur.join(SuperLearners(inner, 2), model, torch.optim.SGD(model.parameters(), 0.1), seat=seat) as me:
+            for _ in range(3):
+                model.weight.sum().backward()
+                me.step()
+            return list(present(me._me, me._all))
+
+    async def program(seat: Seat) -> list[int]:
+        return body(seat)
+
+    assert threads(4).run(program) == [[0, 1, 2, 3]] * 4
 
 
 @pytest.mark.parametrize("outer", [ADPSGD(), KAVG(2), SyncSGD()], ids=named)
@@ -406,8 +425,9 @@ def test_misuse_is_refused() -> None:
         murmur.join(KAVG(2), model.inner, optimizer)
     with pytest.raises(ValueError, match="closure"):
         murmur.join(KAVG(2), model, torch.optim.LBFGS(model.parameters()))
-    with pytest.raises(ValueError, match="join ADPSGD"):
-        murmur.join(OwnShares(), model, torch.optim.SGD(model.parameters(), 0.1))
+    for assigned in (OwnShares(), SuperLearners(OwnShares())):
+        with pytest.raises(ValueError, match="join ADPSGD"):
+            murmur.join(assigned, model, torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(ValueError, match=r"Plan\(total_steps"), murmur.join(AdaptiveKAVG(), model, optimizer) as me:
         me.step()
 

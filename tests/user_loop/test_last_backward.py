@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import murmur
-from murmur.core import overlapped_mean as overlap
+from murmur.core import mean_gradient as overlap
 from murmur.core.learner import Strategy
 from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, KAVG, SuperLearners, SyncSGD
 from murmur.worlds.threads import ThreadSeat, ThreadWorld
-from named import named
-from pool import LearnerFailed, Pool, PooledWorld
-from user_loops import ForeignLoop, Words, loss_of, moved, net, optimizer_of
+from tests.support.named import named
+from tests.support.pool import LearnerFailed, Pool, PooledWorld
+from tests.support.user_loops import ForeignLoop, Words, loss_of, moved, net, optimizer_of
 
 COUNTS = (17, 19, 18, 11)  # the last step of most learners is made of fewer minibatches
 STRATEGIES = [SyncSGD(), SuperLearners(SyncSGD(), 2), SuperLearners(KAVG(2), 2), KAVG(3)]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from murmur.core.membership import LocalMembership, MembershipTable
-from murmur.user_loop.group import LoopMembership
+from murmur.user_loop.loop import LoopMembership
 
 
 def test_a_late_loop_is_not_announced_as_over_while_it_looks_for_the_others() -> None:

@@ -12,11 +12,11 @@ import murmur
 from murmur.core.learner import Strategy
 from murmur.core.world import Seat
 from murmur.strategies import KAVG, AdaptiveKAVG
-from murmur.strategies.adaptive_rules import AdaComm, Geometric, PostLocal, Rule, Stages
+from murmur.strategies.adaptive_kavg import AdaComm, Geometric, PostLocal, Rule, Stages
 from murmur.user_loop.joined import Plan
 from murmur.worlds.threads import ThreadWorld
-from named import named
-from user_loops import Words, loss_of, moved, net, optimizer_of, state
+from tests.support.named import named
+from tests.support.user_loops import Words, loss_of, moved, net, optimizer_of, state
 
 
 def ran(strategy: Strategy, known: bool, size: int = 2) -> list[Tensor]:

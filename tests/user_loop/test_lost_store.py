@@ -13,7 +13,7 @@ import murmur
 from murmur.core.learner import Learner
 from murmur.core.membership import RunOver
 from murmur.strategies import SyncSGD
-from murmur.user_loop.answers import Answers
+from murmur.user_loop.consensus import Answers
 
 
 def gone() -> Exception:

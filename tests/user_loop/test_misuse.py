@@ -12,7 +12,7 @@ import murmur
 from murmur.core.flat import Layout
 from murmur.strategies import KAVG, SyncSGD
 from murmur.worlds.threads import ThreadSeat
-from user_loops import loss_of, net, optimizer_of, state
+from tests.support.user_loops import loss_of, net, optimizer_of, state
 
 
 def joined(model: Any = None) -> murmur.Joined:
@@ -146,6 +146,27 @@ def test_parameters_that_come_later_are_refused() -> None:
             me.step()
 
 
+def test_parameters_frozen_in_the_block_are_refused() -> None:
+    """An average of weights would change them, or outer momentum. Between two steps they may be switched off."""
+    model = net(0)
+    with murmur.join(KAVG(2), model, optimizer_of(model)) as me:
+        model.outer.requires_grad_(False)
+        loss_of(model, 0).backward()
+        with pytest.raises(
+            RuntimeError, match=r"outer.weight was trainable .* is frozen now, .*: freeze it before the block .* again"
+        ):
+            me.step()
+        model.outer.requires_grad_(True)
+        loss_of(model, 0).backward()
+        me.step()
+    before = model.inner.weight.detach().clone()
+    model.inner.requires_grad_(False)
+    with murmur.join(KAVG(2), model, optimizer_of(model)) as me:
+        loss_of(model, 1).backward()
+        me.step()
+    assert torch.equal(model.inner.weight, before)
+
+
 @pytest.mark.filterwarnings("error:Seems like `optimizer.step:UserWarning")
 @pytest.mark.parametrize("others", [0, 1], ids=["none before", "one before"])
 def test_a_scheduler_may_be_made_where_steps_are_routed(others: int) -> None:
@@ -187,7 +208,7 @@ def test_a_scheduler_may_be_made_where_steps_are_routed(others: int) -> None:
     assert rate == same
 
 
-def test_a_state_of_an_earlier_version_is_refused() -> None:
+def test_a_state_without_weights_is_refused() -> None:
     model = net(0)
-    with joined(model) as me, pytest.raises(ValueError, match=r"the state has no weights.*an earlier version saved it"):
+    with joined(model) as me, pytest.raises(ValueError, match=r"the state has no weights.*give that of state_dict"):
         me.load_state_dict({"optimizer": me.optimizer.state_dict(), "strategy": {}, "steps": 3})

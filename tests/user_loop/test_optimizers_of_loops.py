@@ -11,8 +11,8 @@ from murmur.core.learner import Strategy
 from murmur.core.world import Seat
 from murmur.strategies import ASGD, EASGD, KAVG, SyncSGD
 from murmur.worlds.threads import ThreadWorld
-from named import named
-from user_loops import Words, loss_of, net, optimizer_of
+from tests.support.named import named
+from tests.support.user_loops import Words, loss_of, net, optimizer_of
 
 
 def two_layers() -> nn.Sequential:

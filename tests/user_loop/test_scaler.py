@@ -12,10 +12,11 @@ from torch import Tensor, nn
 import murmur
 from murmur.core.learner import Strategy
 from murmur.core.world import Seat
-from murmur.strategies import ADPSGD, BMUF, KAVG, SyncSGD
+from murmur.strategies import ADPSGD, ALL, BMUF, KAVG, SuperLearners, SyncSGD
+from murmur.user_loop.joined import Plan
 from murmur.worlds.threads import ThreadSeat, ThreadWorld
-from named import named
-from user_loops import Words, loss_of, moved, net, optimizer_of, state
+from tests.support.named import named
+from tests.support.user_loops import Words, evaluate, loss_of, moved, net, optimizer_of, state
 
 
 @pytest.fixture(params=[False, True], ids=["after", "beside"])
@@ -93,14 +94,15 @@ def test_scaling_changes_nothing(strategy: Strategy, clips: bool, sums: bool) ->
     assert torch.allclose(end, ran(plain)[0], atol=1e-6)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2)], ids=named)
-def test_routed_steps_of_an_optimizer_that_unscales_by_itself(strategy: Strategy) -> None:
+def test_routed_steps_under_a_scaler(strategy: Strategy, fused: bool) -> None:
     """Learners have scales of their own, and one overflows once: the run is that of `scaler.step(me)`."""
 
     def body_of(routes: bool) -> Callable[[Seat], Tensor]:
         def body(seat: Seat) -> Tensor:
             model, rank = net(0), seat.group.rank
-            optimizer = torch.optim.Adam(model.parameters(), 0.05, fused=True)
+            optimizer = torch.optim.Adam(model.parameters(), 0.05, fused=fused)
             scaler = torch.amp.GradScaler("cpu", init_scale=16.0 * 64**rank)
             with (
                 murmur.join(strategy, model, optimizer, seat=seat) as me,
@@ -111,6 +113,7 @@ def test_routed_steps_of_an_optimizer_that_unscales_by_itself(strategy: Strategy
                     scaler.step(optimizer if routes else me)
                     scaler.update()
             assert scaler.get_scale() == (512.0 if rank == 1 else 16.0)
+            assert getattr(optimizer, "_step_supports_amp_scaling", False) is fused
             return state(model)
 
         return body
@@ -118,3 +121,57 @@ def test_routed_steps_of_an_optimizer_that_unscales_by_itself(strategy: Strategy
     routed, stepped = ran(body_of(True)), ran(body_of(False))
     assert moved(routed[0])  # type: ignore[arg-type]
     assert all(torch.equal(a, b) for a, b in zip(routed, stepped, strict=True))  # type: ignore[arg-type]
+
+
+ALL_IN_LOOPS = {
+    name: (make(), 4 if name == "SuperLearners" else 3) for name, make in ALL.items() if name != "OwnShares"
+} | {"nodes": (SuperLearners(KAVG(2), 2), 4)}
+
+
+@pytest.mark.parametrize(("strategy", "size"), ALL_IN_LOOPS.values(), ids=ALL_IN_LOOPS)
+def test_overflows_of_one_learner_spoil_no_strategy(strategy: Strategy, size: int) -> None:
+    """The last learner overflows in a third of its steps: learners end equal, with weights that have moved."""
+    plan = Plan(total_steps=12 * size, evaluate=evaluate, timeout_seconds=20.0)
+
+    def body(seat: Seat) -> Tensor:
+        model, rank = net(0), seat.group.rank
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        with murmur.join(strategy, model, optimizer_of(model), plan, seat) as me:
+            for n in range(12):
+                overflows = n % 3 == 1 and rank == size - 1
+                scaler.scale(loss_of(model, size * n + rank) * (torch.inf if overflows else 1.0)).backward()
+                scaler.step(me, samples=4.0, loss=1.0)  # type: ignore[arg-type]
+                scaler.update()
+        assert scaler.get_scale() == (4.0 if rank == size - 1 else 64.0)
+        return state(model)
+
+    first, *others = ThreadWorld(size, 20.0).run(Words(body))
+    assert all(torch.equal(first, other) for other in others)
+    assert torch.isfinite(first).all()
+    assert moved(first)
+
+
+def test_a_skipped_step_leaves_the_mean_to_the_others() -> None:
+    """The steps are those of a plain loop with the mean gradient of the learners that have one."""
+    bad = {(1, 0), (2, 1), (4, 0)}  # step, rank
+
+    def body(seat: Seat) -> Tensor:
+        model, rank = net(0), seat.group.rank
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        with murmur.join(SyncSGD(), model, optimizer_of(model), seat=seat) as me:
+            for n in range(6):
+                factor = torch.inf if (n, rank) in bad else 1.0
+                scaler.scale(loss_of(model, 2 * n + rank) * factor).backward()
+                scaler.step(me)  # type: ignore[arg-type]
+                scaler.update()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    model = net(0)
+    optimizer = optimizer_of(model)
+    for n in range(6):
+        good = [rank for rank in range(2) if (n, rank) not in bad]
+        (sum(loss_of(model, 2 * n + rank) for rank in good) / len(good)).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    wanted = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert all(torch.allclose(end, wanted, atol=1e-6) for end in ran(body))  # type: ignore[arg-type]

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from learner_programs import python
 from murmur.user_loop.joined import Plan
-from murmur.worlds.process.launch.launcher import Launch
+from murmur.worlds.process.launcher import Launch
+from tests.support.learner_programs import python
 
 pytestmark = pytest.mark.processes
 HELD_SECONDS = 4  # 200 median steps

@@ -9,7 +9,7 @@ import murmur
 from murmur.core.world import Seat
 from murmur.strategies import KAVG
 from murmur.worlds.threads import ThreadWorld
-from user_loops import Words
+from tests.support.user_loops import Words
 
 
 class Frozen(nn.Module):

@@ -15,8 +15,8 @@ from murmur.core.learner import Strategy
 from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, BMUF, KAVG, DelayByOne, SyncSGD
 from murmur.worlds.threads import ThreadWorld
-from named import named
-from user_loops import Words
+from tests.support.named import named
+from tests.support.user_loops import Words
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda p, fused: torch.optim.SGD(p, 0.1, momentum=0.9, fused=fused),

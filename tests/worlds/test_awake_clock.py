@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmur.worlds.awake_clock import PAUSE_SECONDS, TICK_SECONDS, AwakeClock, awake_clock, wait_awake
-from murmur.worlds.process.membership.server import RESUME_SECONDS, MembershipServer
+from murmur.worlds.process.membership_server import RESUME_SECONDS, MembershipServer
 
 LEASE = 1.0
 

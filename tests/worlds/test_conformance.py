@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from before import Before
 from murmur.core.world import Seat, World
 from murmur.testing.worlds import check_group
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
-from pool import Pool, PooledWorld
+from tests.support.before import Before
+from tests.support.pool import Pool, PooledWorld
 
 
 @pytest.mark.timeout(60)

@@ -17,10 +17,10 @@ import torch
 
 from murmur.core.group import PeerLost
 from murmur.core.world import Seat
-from murmur.worlds.process.launch.environment import Place
-from murmur.worlds.process.store.server import StoreServer
-from murmur.worlds.process.store.torch_store import connect
-from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.environment import Place
+from murmur.worlds.process.listener import listen
+from murmur.worlds.process.store_server import StoreServer
+from murmur.worlds.process.torch_store import connect
 from murmur.worlds.process.world import ProcessWorld
 from murmur.worlds.threads import ThreadWorld
 

@@ -1,1 +1,1 @@
-"""Commands of the program `murmur`, one module each; `murmur.cli` imports a module on first use."""
+"""Commands of the trainer, one module each; `murmur.plugins` names them."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from murmur.commands.options import grouped
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_write, folder_to_write, not_an_input
 from murmur.core.plain_files import refuse_link
@@ -20,28 +22,28 @@ app = typer.Typer(add_completion=False)
 
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Folders written by murmur train, simulate or compare.")
+    tuple[Path, ...], typer.Argument(metavar="RUN...", help="Folders written by murmur train, simulate or compare.")
 ]
-Out = Annotated[Path | None, typer.Option(help="Page to write; by default RUN/report.html of the first run.")]
-Audio = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="Folder of UTTERANCE.wav, .flac, ..., or a wav.scp; shows recordings beside the worst utterances."
-    ),
-]
-Tensorboard = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Write TensorBoard event files into DIR, one folder per run, instead of a page."),
-]
+
+
+@dataclass(frozen=True)
+class Output:
+    """The page, or event files.
+
+    Attributes:
+        out: Page to write; by default RUN/report.html of the first run.
+        audio: Folder of UTTERANCE.wav, .flac, ..., or a wav.scp; shows recordings beside the worst utterances.
+        tensorboard: Write TensorBoard event files into DIR, one folder per run, instead of a page.
+    """
+
+    out: Path | None = None
+    audio: tuple[Path, ...] = ()
+    tensorboard: Annotated[Path | None, typer.Option(metavar="DIR")] = None
 
 
 @app.command()
-def report(
-    runs: Runs,
-    out: Out = None,
-    audio: Audio = None,
-    tensorboard: Tensorboard = None,
-) -> None:
+@grouped
+def report(runs: Runs, *, output: Output) -> None:
     """Make one self-contained HTML page of one or more runs: best run, curves, time, averaging, worst words.
 
     Example: murmur report runs/one runs/two --out report.html
@@ -53,10 +55,11 @@ def report(
 
     murmur report runs/one runs/two --tensorboard runs/events; tensorboard --logdir runs/events
     """
+    out, audio, tensorboard = output.out, output.audio, output.tensorboard
     for run in runs:
         if not run.is_dir():
             raise SettingError(f"there is no folder {run}: name the --out of a murmur train")
-    for path in audio or ():
+    for path in audio:
         if not path.exists():
             raise SettingError(f"--audio {path} does not exist: name a folder of recordings or a wav.scp")
     if tensorboard is not None:
@@ -72,9 +75,9 @@ def report(
     if out is None:
         refuse_link(page, ", or name it with --out to replace the file that it leads to")
     file_to_write(page, "--out")
-    not_an_input(page, "--out", inputs(page, runs, audio or ()))
+    not_an_input(page, "--out", inputs(page, runs, audio))
     with timed("drawing figures"):
-        write_report(runs, page, audio or ())
+        write_report(runs, page, audio)
     say(f"{page}")
 
 

@@ -11,11 +11,10 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.options import Settings, Source
+from murmur.commands.options import Settings, Source, grouped
 from murmur.core.errors import SettingError, nearest
 from murmur.core.printable import say
-from murmur.run.configuration import resolved
-from murmur.run.setting_list import Setting, arguments_of, settings_of
+from murmur.run.configuration import Setting, arguments_of, resolved, settings_of
 
 app = typer.Typer(add_completion=False)
 WIDTH = 80  # columns
@@ -28,7 +27,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="A JSON list of objects: na
 
 
 @app.command()
-def settings(source: Source, pattern: Pattern = None, set_: Settings = None, as_json: AsJson = False) -> None:
+@grouped
+def settings(source: Source, pattern: Pattern = None, set_: Settings = (), as_json: AsJson = False) -> None:
     """List every field of an experiment that --set can change: name, value, type and meaning.
 
     Example: murmur settings toy
@@ -45,7 +45,7 @@ def settings(source: Source, pattern: Pattern = None, set_: Settings = None, as_
 
     Nothing is prepared or trained, and no corpus is read.
     """
-    listed = [*arguments_of(source, set_ or []), *settings_of(resolved(source, set_ or []))]
+    listed = [*arguments_of(source, set_), *settings_of(resolved(source, set_))]
     chosen = [setting for setting in listed if pattern is None or _matches(setting.name, pattern)]
     if not chosen:
         raise SettingError(f"no setting of {source} matches {pattern!r}{_near(str(pattern), listed)}")

@@ -4,94 +4,100 @@ from __future__ import annotations
 
 import logging
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from murmur.commands.options import Settings, Source, TestedWeights
+from murmur.commands.options import Settings, Source, Threads, grouped
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write
 from murmur.core.printable import say
 from murmur.engine.experiment import Experiment
-from murmur.engine.task import FineTunes
+from murmur.engine.task import ContinuesTraining
 from murmur.run.dry_run import dry_run
-from murmur.run.folder.opened import LATEST
-from murmur.run.preparation import tell_preparation
+from murmur.run.folder.contents import LATEST
+from murmur.run.learner import RECOGNISED
+from murmur.run.preparation import task_to_do, tell_preparation
 from murmur.run.request import RunRequest
-from murmur.run.score import RECOGNISED
-from murmur.run.task_checks import model_to_read, task_to_do, tested_model
+from murmur.run.saved_model import Choice, model_to_read, tested_model
 from murmur.run.training import train
-from murmur.worlds.process.launch.environment import place_of
-from murmur.worlds.process.launch.secret import from_file
+from murmur.worlds.process.environment import place_of
+from murmur.worlds.process.secret import from_file
 
 log = logging.getLogger(__name__)
 
 app = typer.Typer(add_completion=False)
 
 
-Strategy = Annotated[str | None, typer.Option(help="Strategy in place of the experiment's, such as 'KAVG(K=8)'.")]
-Learners = Annotated[int, typer.Option(min=1, help="Processes to start on this host.")]
-Out = Annotated[
-    Path,
-    typer.Option(
-        help="Folder for records, trace, checkpoints and models. By default a new folder runs/DATE-NAME, with the link"
-        " runs/latest to it; with --resume the folder that runs/latest points to."
-    ),
-]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="Compute threads per learner; an equal share of the cores by default.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the run in --out; other files there stay.")]
-Restarts = Annotated[int, typer.Option(min=0, help="Maximal number of restarts of each learner.")]
-Init = Annotated[
-    Path | None,
-    typer.Option(help="Start from the weights of a trained model: a run's folder or a .safetensors file."),
-]
-Dry = Annotated[
-    bool, typer.Option("--dry-run", help="Show shapes, the first minibatch, memory and time; train nothing.")
-]
-Prepare = Annotated[
-    bool,
-    typer.Option(
-        "--prepare/--no-prepare",
-        help="With --dry-run: prepare missing data first, or show only what is known without it.",
-    ),
-]
-Steps = Annotated[
-    bool,
-    typer.Option(
-        "--steps/--no-steps",
-        help="With --dry-run: compute first gradients, or leave out loss and time, for a large network.",
-    ),
-]
-World = Annotated[
-    Literal["torch", "mpi"],
-    typer.Option(help="Transport of vectors between learners: gloo or NCCL under any launcher, or MPI under mpiexec."),
-]
-SecretFile = Annotated[
-    Path | None,
-    typer.Option(help="File with a secret, readable by you alone, that authenticates learners on several hosts."),
-]
-LeaseSeconds = Annotated[
-    float | None,
-    typer.Option(
-        min=0.1,
-        help="A learner counts as lost when it is silent for this long and for ten median gradients; default 1"
-        " (MPI: 30).",
-    ),
-]
+@dataclass(frozen=True)
+class RunOptions:
+    """The run; the fields are those of a run request.
 
-StartSeconds = Annotated[
-    float | None,
-    typer.Option(min=1, help="Longest wait for the other learners at start; default 300."),
-]
+    Attributes:
+        strategy: Strategy in place of the experiment's, such as 'KAVG(K=8)'.
+        learners: Processes to start on this host.
+        out: Folder for records, trace, checkpoints and models. By default a new folder runs/DATE-NAME, with the link
+            runs/latest to it; with --resume the folder that runs/latest points to.
+        resume: Continue from the newest checkpoint in --out.
+        force: Replace the run in --out; other files there stay.
+        restarts: Maximal number of restarts of each learner.
+        init: Start from the weights of a trained model: a run's folder or a .safetensors file.
+        tested: Model that is tested and represents the run: lowest (the one of the lowest held-out loss), last, best
+            (best checkpoint) or averaged (mean of the best checkpoints).
+    """
 
-GraceSeconds = Annotated[
-    float | None,
-    typer.Option(min=0, help="Longest wait for the learners to save when the run is stopped; by default no limit."),
-]
+    strategy: str | None = None
+    learners: Annotated[int, typer.Option(min=1)] = 1
+    out: Path = LATEST
+    threads: Threads = None
+    resume: bool = False
+    force: bool = False
+    restarts: Annotated[int, typer.Option(min=0)] = 0
+    init: Path | None = None
+    tested: Annotated[Choice, typer.Option("--weights")] = "lowest"
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A look at the run before it is trained.
+
+    Attributes:
+        dry: Show shapes, the first minibatch, memory and time; train nothing.
+        prepare: With --dry-run: prepare missing data first, or show only what is known without it.
+        steps: With --dry-run: compute first gradients, or leave out loss and time, for a large network.
+    """
+
+    dry: Annotated[bool, typer.Option("--dry-run")] = False
+    prepare: bool = True
+    steps: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.prepare and not self.dry:
+            raise SettingError("--no-prepare is for --dry-run: training needs its data prepared")
+        if not self.steps and not self.dry:
+            raise SettingError("--no-steps is for --dry-run: training computes gradients")
+
+
+@dataclass(frozen=True)
+class Together:
+    """Processes that train together; the fields are those of a run request.
+
+    Attributes:
+        world: Transport of vectors between learners: gloo or NCCL under any launcher, or MPI under mpiexec.
+        secret_file: File with a secret, readable by you alone, that authenticates learners on several hosts.
+        lease_seconds: A learner counts as lost when it is silent for this long and for ten median gradients; default 1
+            (MPI: 30).
+        start_seconds: Longest wait for the other learners at start; default 300.
+        grace_seconds: Longest wait for the learners to save when the run is stopped; by default no limit.
+    """
+
+    world: Literal["torch", "mpi"] = "torch"
+    secret_file: Path | None = None
+    lease_seconds: Annotated[float | None, typer.Option(min=0.1)] = None
+    start_seconds: Annotated[float | None, typer.Option(min=1)] = None
+    grace_seconds: Annotated[float | None, typer.Option(min=0)] = None
 
 
 HELP = """Train an experiment with one or more learners.
@@ -127,69 +133,19 @@ lost, continue with --resume from the newest checkpoint; 1, a user error, or tra
 
 
 @app.command("train", help=HELP)
+@grouped
 def train_command(
-    source: Source,
-    settings: Settings = None,
-    strategy: Strategy = None,
-    learners: Learners = 1,
-    out: Out = LATEST,
-    threads: Threads = None,
-    resume: Resume = False,
-    force: Force = False,
-    restarts: Restarts = 0,
-    init: Init = None,
-    weights: TestedWeights = "lowest",
-    dry: Dry = False,
-    prepare: Prepare = True,
-    steps: Steps = True,
-    world: World = "torch",
-    secret_file: SecretFile = None,
-    lease_seconds: LeaseSeconds = None,
-    start_seconds: StartSeconds = None,
-    grace_seconds: GraceSeconds = None,
+    source: Source, *, settings: Settings = (), what: RunOptions, look: DryRun, together: Together
 ) -> None:
-    request = RunRequest(
-        source=source,
-        settings=tuple(settings or ()),
-        strategy=strategy,
-        learners=learners,
-        out=out,
-        resume=resume,
-        restarts=restarts,
-        threads=threads,
-        init=init,
-        tested=weights,
-        world=world,
-        secret_file=secret_file,
-        lease_seconds=lease_seconds,
-        start_seconds=start_seconds,
-        grace_seconds=grace_seconds,
-        force=force,
-    )
-    raise typer.Exit(run(request, dry, prepare, steps))
-
-
-def run(request: RunRequest, dry: bool, prepare: bool, steps: bool = True) -> int:
-    """Check all paths and names, then train or make a dry run.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        SettingError: `prepare` or `steps` is False without `dry`.
-    """
-    if not prepare and not dry:
-        raise SettingError("--no-prepare is for --dry-run: training needs its data prepared")
-    if not steps and not dry:
-        raise SettingError("--no-steps is for --dry-run: training computes gradients")
-    experiment = checked_experiment(request, dry)
-    if dry:
-        return dry_run(request, experiment, prepared_only=not prepare, steps=steps)
+    request = RunRequest(source=source, settings=settings, **vars(what), **vars(together))
+    experiment = checked_experiment(request, look.dry)
+    if look.dry:
+        raise typer.Exit(dry_run(request, experiment, prepared_only=not look.prepare, steps=look.steps))
     status = train(request, experiment)
     if status == 0 and place_of() is None:
-        for line in next_commands(request.source, request.out):
+        for line in next_commands(source, what.out):
             say(line, err=True)
-    return status
+    raise typer.Exit(status)
 
 
 def next_commands(source: str, out: Path) -> list[str]:
@@ -206,11 +162,7 @@ def next_commands(source: str, out: Path) -> list[str]:
 
 
 def checked_experiment(request: RunRequest, dry: bool) -> Experiment:
-    """Return the experiment of a request, after a check of all paths and names; nothing is prepared yet.
-
-    Raises:
-        SettingError, ValueError: something is missing or does not fit; the message names it.
-    """
+    """Return the experiment of a request, after a check of all paths and names; nothing is prepared yet."""
     folder_to_write(request.out, "--out")
     if request.init is not None:
         model_to_read(request.init)
@@ -219,8 +171,9 @@ def checked_experiment(request: RunRequest, dry: bool) -> Experiment:
     experiment = request.experiment()
     tested_model(experiment, request.tested)
     task_to_do(experiment.task)
-    if isinstance(experiment.task, FineTunes) and request.init is None and not request.resume:
-        log.warning("training begins with random weights: give --init %s", experiment.task.begins_with)
+    task = experiment.task
+    if experiment.initial is None and isinstance(task, ContinuesTraining) and task.continues and not request.resume:
+        log.warning("training begins with random weights: give --init %s", task.continues)
     if place_of() is None and not dry:
         tell_preparation(experiment.task)
     return experiment

@@ -12,8 +12,7 @@ from rich.live import Live
 
 from murmur.core.errors import SettingError
 from murmur.core.stop_signals import Stopped
-from murmur.report.frame import frame
-from murmur.report.watched import ENDINGS, Watched
+from murmur.report.watch import ENDINGS, Watched, frame
 
 SHOWN = 4  # runs in a message
 app = typer.Typer(add_completion=False)
@@ -52,11 +51,7 @@ def watch(run: Run, once: Once = False, every: Every = 1.0) -> None:
 
 
 def refuse_several(folder: Path) -> None:
-    """Refuse a folder that holds runs, and is none itself.
-
-    Raises:
-        SettingError: a comparison, or a simulation of several strategies, wrote the folder; names some of its runs.
-    """
+    """Refuse a folder that holds runs, and is none itself."""
     if (folder / "run.json").is_file() or (folder / "records.jsonl").is_file():
         return
     runs = sorted(path.parent for path in (*folder.glob("*/run.json"), *folder.glob("runs/*/run.json")))

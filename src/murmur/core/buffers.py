@@ -17,16 +17,21 @@ Without a rule by name, a buffer has the first rule that fits:
 
 A buffer that no learner has changed since the start is left alone, whatever its rule. One whose shapes differ between
 learners, or whose values are nowhere finite, has no mean: it is that of the first learner.
+
+Tensors of any type are compared by digests of their bytes and copied between learners in blocks of bounded memory. They
+are cut by their shape alone, so that learners whose strides differ cut them alike. A tensor whose elements share memory
+(an expanded one) is written through its distinct elements.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -36,22 +41,19 @@ from torch.nn.parameter import is_lazy
 
 from murmur.core.errors import nearest
 from murmur.core.flat import Layout, is_finite
-from murmur.core.group import weighted_mean
-from murmur.core.tensor_bytes import digest, from_bytes, is_dense, pieces, to_bytes, write
+from murmur.core.group import Group, WorldMismatch, weighted_mean
 from murmur.core.torch_private import spectral_vectors, version_of
 
 Rule = Literal["mean", "first", "own"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 SMALL = 1 << 16  # elements up to which a buffer is compared as a whole; BatchNorm changes its own unnoticed
 SAMPLED = 1 << 12  # elements of a larger one that are compared
+BLOCK_BYTES = 16 << 20
+DIGEST_BYTES = 6  # exact as a number of a message
 
 
 def check_rules(named: Mapping[str, str]) -> None:
-    """Check that rules given by name exist.
-
-    Raises:
-        ValueError: One does not, with the nearest; or these are no rules by name.
-    """
+    """Raise ValueError if a rule given by name does not exist, or these are no rules by name."""
     if not isinstance(named, Mapping):
         raise ValueError(f"buffers must map names or patterns to rules, such as {{'*.mask': 'own'}}, got {named!r}")
     for name, rule in named.items():
@@ -74,20 +76,20 @@ def rules_of(model: nn.Module, named: Mapping[str, str]) -> dict[str, Rule]:
     for pattern in named:
         if not any(fnmatchcase(name, pattern) for name in buffers):
             raise ValueError(f"buffers: the model has no buffer {pattern!r}{nearest(pattern, list(buffers))}")
-    given = {
-        name: next((rule for pattern, rule in named.items() if fnmatchcase(name, pattern)), None) for name in buffers
-    }
     weights = {p.untyped_storage().data_ptr() for p in model.parameters() if is_dense(p) and p.numel()}
     powers = spectral_vectors(model)
     found: dict[str, Rule] = {}
+    free: dict[str, Tensor] = {}
     for name, x in buffers.items():
         if is_lazy(x):
             raise ValueError(f"{name} has no shape yet, as its module is lazy: call the model once before")
-        rule = given[name]
-        if rule is not None:
+        rule = next((rule for pattern, rule in named.items() if fnmatchcase(name, pattern)), None)
+        if rule is None:
+            free[name] = x
+        else:
             _check_possible(name, x, rule)
         found[name] = rule or _rule_of(x, name in powers, weights)  # type: ignore[assignment]
-    return found | _in_one_memory(found, {name: x for name, x in buffers.items() if given[name] is None})
+    return found | _in_one_memory(found, free)
 
 
 def _rule_of(x: Tensor, is_power: bool, weights: set[int]) -> Rule:
@@ -128,7 +130,7 @@ def _is_finite(x: Tensor) -> bool:
 
 
 @dataclass(eq=False)
-class Place:
+class BufferPlace:
     """Place of a buffer in its model, and its value at the start.
 
     Attributes:
@@ -167,7 +169,6 @@ class Place:
         return self.small or x is not self.first or version_of(x) != self.version
 
     def reshaped(self, x: Tensor) -> bool:
-        """True if it has another shape or type than at the start."""
         return x.shape != self.first.shape or x.dtype != self.first.dtype
 
     def changed(self, x: Tensor, exact: bool) -> bool:
@@ -209,33 +210,25 @@ class Buffers:
     """The buffers that a model has at the start, their rules, and their changes since.
 
     Attributes:
-        rules: Rule of each buffer, by name.
+        rules: Rule of each buffer, by name; some are given by names or patterns, as for `rules_of`.
         places: Those that are not each learner's own.
-
-    Args:
-        model: The model.
-        named: Rules by names or patterns, as for `rules_of`.
     """
 
     def __init__(self, model: nn.Module, named: Mapping[str, str]) -> None:
         self.model = model
         self.rules = rules_of(model, named)
-        self.places: list[Place] = []
-        self._saved: tuple[list[Place], Layout, Tensor] = ([], Layout([]), torch.empty(0))
-        self._every: list[Place] = []
+        self.places: list[BufferPlace] = []
+        self._saved: tuple[list[BufferPlace], Layout, Tensor] = ([], Layout([]), torch.empty(0))
+        self._every: list[BufferPlace] = []
 
     def begin(self, digests: Mapping[str, float] | None) -> Buffers:
-        """Take the present values as those of the start, and return these buffers.
-
-        Args:
-            digests: Digest of each buffer, equal on all learners; None if they did not begin equal.
-        """
+        """Take the present values as those of the start, with digests if all learners began equal."""
         holders: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in self.model.modules():
             for key, x in module.named_buffers(recurse=False):
                 holders.setdefault(id(x), []).append((module, key))
         self._every = [
-            Place(
+            BufferPlace(
                 *(name, holders[id(x)], self.rules[name], x, version_of(x)),
                 sample=_sample(x).clone() if is_dense(x) else torch.empty(0),
                 digest=None if digests is None else digests[name],
@@ -251,7 +244,7 @@ class Buffers:
         """Keep the estimates between two minibatches, to undo what a bad one does to them; constants cost nothing."""
         found = self._estimates()
         _, layout, room = self._saved
-        if _same(layout.tensors, list(found.values())):
+        if list(map(id, layout.tensors)) == list(map(id, found.values())):
             layout.gather(room)
         else:
             layout = Layout(found.values())
@@ -259,10 +252,9 @@ class Buffers:
 
     @property
     def spoiled(self) -> bool:
-        """True if an estimate is not finite."""
         return any(not is_finite(x.detach()) for x in self._estimates().values())
 
-    def _estimates(self) -> dict[Place, Tensor]:
+    def _estimates(self) -> dict[BufferPlace, Tensor]:
         found = ((place, place.now) for place in self._every if place.estimate)
         return {place: x for place, x in found if x is not None and place.touched(x)}
 
@@ -299,11 +291,7 @@ class Buffers:
                 place.put(values[place.name])
 
     def combined(self, given: Sequence[tuple[float, Values]]) -> Values:
-        """Return the buffers that the learners agree on, of those that any has changed.
-
-        Args:
-            given: For each learner, its weight and its changed buffers.
-        """
+        """Return the buffers that learners agree on, given the weight and the changed buffers of each."""
         counted = [both for both in given if both[0] > 0] or [(1.0, values) for _, values in given]
         found: Values = {}
         for place in self.places:
@@ -314,10 +302,6 @@ class Buffers:
             all_ = [x for _, values in counted if (x := values.get(place.name, start)) is not None]
             found[place.name] = mean_of(all_) if place.rule == "mean" and has_mean(all_) else changed[0]
         return found
-
-
-def _same(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> bool:
-    return len(xs) == len(ys) and all(x is y for x, y in zip(xs, ys, strict=True))
 
 
 def has_mean(xs: Sequence[Tensor]) -> bool:
@@ -366,3 +350,108 @@ def unpack(raw: Tensor) -> tuple[float, Values]:
         values[name] = from_bytes(raw[end : end + size], dtype, shape)
         end += size
     return float(head["weight"]), values
+
+
+def components(x: Tensor) -> list[Tensor]:
+    """Return the dense tensors that make up a tensor: several for a quantised or sparse one, else x itself."""
+    x = x.detach()
+    if x.is_quantized:
+        if x.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+            return [x.int_repr(), torch.tensor([x.q_scale(), x.q_zero_point()], dtype=torch.float64)]
+        return [x.int_repr(), x.q_per_channel_scales(), x.q_per_channel_zero_points()]
+    if x.layout == torch.strided:
+        return [x]
+    if x.layout == torch.sparse_coo:
+        whole = x.coalesce()
+        return [whole.indices(), whole.values()]
+    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [x.crow_indices(), x.col_indices(), x.values()]
+    return [x.ccol_indices(), x.row_indices(), x.values()]
+
+
+def is_dense(x: Tensor) -> bool:
+    """True if a tensor is neither quantised nor sparse."""
+    return x.layout == torch.strided and not x.is_quantized
+
+
+def to_bytes(x: Tensor) -> Tensor:
+    """Return the elements of a dense tensor, in their order, as a vector of bytes on the host; it may share memory."""
+    plain = x.detach().resolve_conj().resolve_neg()
+    return plain.cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def from_bytes(raw: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Return the tensor that `to_bytes` has made a vector of."""
+    return torch.empty(raw.numel(), dtype=torch.uint8).copy_(raw).view(dtype).reshape(tuple(shape))
+
+
+def write(x: Tensor, values: Tensor) -> None:
+    """Copy values into a tensor in place; one that is expanded gets each distinct element once."""
+    one = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())
+    with torch.no_grad():
+        x.detach()[one].copy_(values[one])
+
+
+def pieces(x: Tensor, limit_bytes: int = BLOCK_BYTES) -> Iterator[Tensor]:
+    """Cut a dense tensor into views of at most `limit_bytes`, in the order of its elements."""
+    if x.numel() * x.element_size() <= limit_bytes or x.dim() == 0:
+        yield x
+        return
+    row_bytes = x.numel() * x.element_size() // len(x)
+    if row_bytes > limit_bytes:
+        for row in x:
+            yield from pieces(row, limit_bytes)
+    else:
+        yield from torch.split(x, limit_bytes // row_bytes)
+
+
+def digest(x: Tensor) -> float:
+    """Return a number that is equal for tensors of equal type, shape and bytes, and for practically no others."""
+    found = blake2b(f"{x.dtype} {tuple(x.shape)} {x.layout}".encode(), digest_size=DIGEST_BYTES)
+    for part in components(x):
+        for piece in pieces(part):
+            found.update(to_bytes(piece).numpy().data)
+    return float(int.from_bytes(found.digest(), "little"))
+
+
+async def take_over_first(group: Group, named: Sequence[tuple[str, Tensor]]) -> list[float]:
+    """Give all learners the tensors of learner 0, of which only those that differ are sent; return their digests.
+
+    Raises:
+        WorldMismatch: A quantised or sparse tensor differs; names it.
+    """
+    digests = [digest(x) for _, x in named]
+    said = await group.share_numbers(torch.empty(0), digests)
+    differs = [any(row[i] != said[0][i] for row in said) for i in range(len(named))]
+    sent = [both for both, other in zip(named, differs, strict=True) if other]
+    for name, x in sent:
+        if not is_dense(x):
+            raise WorldMismatch(f"{name} differs between learners, and a tensor of its kind is not sent: make it equal")
+    await send([x for _, x in sent], group, 0)
+    return list(said[0])
+
+
+async def send(tensors: Sequence[Tensor], group: Group, root: int) -> None:
+    """Set dense tensors, of equal shapes and types on all learners, to those of one learner, in blocks."""
+    block: list[Tensor] = []
+    for piece in (piece for x in tensors for piece in pieces(x.detach())):
+        if block and _bytes([*block, piece]) > BLOCK_BYTES:
+            await _send_block(block, group, root)
+            block = []
+        block.append(piece)
+    if block:
+        await _send_block(block, group, root)
+
+
+def _bytes(block: Sequence[Tensor]) -> int:
+    return sum(piece.numel() * piece.element_size() for piece in block)
+
+
+async def _send_block(block: Sequence[Tensor], group: Group, root: int) -> None:
+    mine = group.rank == root
+    raw = torch.cat([to_bytes(piece) for piece in block]) if mine else torch.empty(_bytes(block), dtype=torch.uint8)
+    raw = await group.broadcast(raw, root)
+    if mine:
+        return
+    for piece, part in zip(block, torch.split(raw, [_bytes([piece]) for piece in block]), strict=True):
+        write(piece, from_bytes(part, piece.dtype, piece.shape))

@@ -23,10 +23,11 @@ PATH_ERRORS = (
 )
 
 
-def not_written(path: Path, size: int, error: OSError) -> OSError:
-    """Return the error for a file that cannot be written, with its name, its size and a remedy."""
+def not_written(path: Path, error: OSError, size: int | None = None) -> OSError:
+    """Return the error for a file that cannot be written, with its name, its size if it is known, and a remedy."""
+    of = "" if size is None else f" ({size} bytes)"
     what = WRITING.get(error.errno or 0, error.strerror or str(error))
-    return OSError(error.errno, f"{path} ({size} bytes) cannot be written: {what}")
+    return OSError(error.errno, f"{path}{of} cannot be written: {what}")
 
 
 class SettingError(ValueError):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from itertools import count
+from typing import Protocol, runtime_checkable
 
 from murmur.core.mixing import Mixing, uniform
 
@@ -59,44 +61,53 @@ class Facts:
 
     @classmethod
     def of(cls, strategy: object) -> Facts:
-        """Return the facts that a strategy declares."""
-        return cls(**{f.name: fact(strategy, f.name) for f in fields(cls)})
+        """Return the facts that a strategy declares; the others are defaults, or those of the strategy that it runs."""
+        others = cls()
+        if isinstance(strategy, FactsOfInner):
+            others = replace(cls.of(strategy.inner), **{name: getattr(cls, name) for name in NOT_OF_INNER})
+        return replace(others, **{f.name: getattr(strategy, f.name) for f in fields(cls) if hasattr(strategy, f.name)})
 
 
-def fact(strategy: object, name: str) -> Any:
-    """Return one fact that a strategy declares, or its default."""
-    return getattr(strategy, name, getattr(Facts, name))
-
-
-def _of_inner(name: str) -> Any:
-    """Property that is a fact of the inner strategy."""
-    return property(lambda self: fact(self.inner, name))
+# Facts that a strategy that runs another one has only if it declares them.
+NOT_OF_INNER = ("tolerates_loss", "accepts_new_learners", "staleness", "sets_weights_every", "least_learners")
 
 
 class FactsOfInner(ABC):
-    """Facts of a strategy that runs another one, taken from the inner strategy."""
+    """Base of strategies that run another one, and take their facts from it; see `NOT_OF_INNER`."""
 
     @property
     @abstractmethod
     def inner(self) -> object:
         """The inner strategy."""
 
-    lock_step = _of_inner("lock_step")
-    bitwise_alone = _of_inner("bitwise_alone")
-    ends_equal = _of_inner("ends_equal")
-    follows_losses = _of_inner("follows_losses")
-    follows_growth = _of_inner("follows_growth")
-    adds_steps = _of_inner("adds_steps")
-    repeatable_steps = _of_inner("repeatable_steps")
-    gradients_a_step = _of_inner("gradients_a_step")
-    needs_plain_sgd = _of_inner("needs_plain_sgd")
-
     def training_learners(self, learners: int) -> int:
         return training_learners(self.inner, learners)
 
+    def vectors_sent(self, learners: int, samples: float) -> float:
+        return vectors_of(self.inner, learners, samples)
+
+
+@dataclass(frozen=True)
+class Form:
+    """Predicted time and memory of a strategy on a cluster.
+
+    Attributes:
+        seconds: Seconds of the whole cluster for one minibatch of one learner.
+        binds: Bottleneck.
+        vectors: Vectors of the model's length in a learner's memory, beside the optimizer's state and activations.
+        lines: The formula, then the formula with numbers.
+        rounds: Averaging rounds per gradient that the network carries; None if averaging is part of the step.
+    """
+
+    seconds: float
+    binds: str
+    vectors: float
+    lines: tuple[str, ...]
+    rounds: float | None = None
+
 
 class Planner(Protocol):
-    """Closed forms for a strategy's `planned` to choose from; each returns a `Form` of `simulation.planner.setting`."""
+    """Closed forms for a strategy's `planned` to choose from."""
 
     @property
     def samples(self) -> float:
@@ -106,44 +117,44 @@ class Planner(Protocol):
             ValueError: They are unknown.
         """
 
-    def synchronous(self, vectors: float) -> Any:
+    def synchronous(self, vectors: float) -> Form:
         """A mean of all gradients behind the backward pass, with `vectors` of the model's length in memory."""
 
-    def every(self, K: int, vectors: float, jobs: Callable[[float, int], int] | None = None, sent: int = 1) -> Any:
+    def every(self, K: int, vectors: float, jobs: Callable[[float, int], int] | None = None, sent: int = 1) -> Form:
         """A mean of all after K gradients, with `vectors` of the model's length in a learner's memory.
 
         `jobs`: learners that train when a fraction of the budget is used, of L; None: all of them, always. `sent`:
         vectors of the model's length in a mean (three with the moments of Adam).
         """
 
-    def delayed(self, mixing: Mixing, sent: int = 1) -> Any:
+    def delayed(self, mixing: Mixing, sent: int = 1) -> Form:
         """A mean of `sent` vectors that overlaps the next gradient."""
 
-    def in_step(self, mixing: Mixing, every: int, sent: int = 1, sent_by_all: int = 1) -> Any:
+    def in_step(self, mixing: Mixing, every: int, sent: int = 1, sent_by_all: int = 1) -> Form:
         """An exchange with neighbours after each gradient, for which learners wait, each `every`-th time with all.
 
         `sent`, `sent_by_all`: vectors of the model's length in an exchange with neighbours, and in a mean of all.
         """
 
-    def streamed(self, K: int, fragments: int, tau: int, vectors: float) -> Any:
+    def streamed(self, K: int, fragments: int, tau: int, vectors: float) -> Form:
         """Means of one fragment after the other, each once in K gradients, that overlap the next `tau` gradients."""
 
-    def pairwise(self, mixing: Mixing, more_vectors: float = 0, sent: int = 1) -> Any:
+    def pairwise(self, mixing: Mixing, more_vectors: float = 0, sent: int = 1) -> Form:
         """Gradients that wait for no exchange, with averaging between neighbours beside them.
 
         `more_vectors`: of the model's length in a learner's memory, beside those of averaging; `sent`: in an exchange.
         """
 
-    def served(self, servers: int) -> Any:
+    def served(self, servers: int) -> Form:
         """Gradients that wait for an exchange with a model cut over the first `servers` ranks, which take none."""
 
-    def sharded(self, shards: int, exchanges: float) -> Any:
+    def sharded(self, shards: int, exchanges: float) -> Form:
         """Gradients that wait for no exchange, with `exchanges` a gradient with a server cut over `shards` learners."""
 
-    def apart(self, servers: int, exchanges: float) -> Any:
+    def apart(self, servers: int, exchanges: float) -> Form:
         """The same with a server cut over the first `servers` ranks, which take no gradients."""
 
-    def nodes(self, outer: object, size: int) -> Any:
+    def nodes(self, outer: object, size: int) -> Form:
         """Super-learners of `size` learners that sum their gradients, with a strategy among them."""
 
 
@@ -151,49 +162,20 @@ class Planner(Protocol):
 class Planned(Protocol):
     """A strategy with a closed form."""
 
-    def planned(self, planner: Planner) -> Any:
+    def planned(self, planner: Planner) -> Form:
         """Return the strategy's form, made by one of the planner's methods."""
 
 
-@runtime_checkable
-class Sending(Protocol):
-    """A strategy that declares its traffic."""
-
-    def vectors_sent(self, learners: int, samples: float) -> float:
-        """Return the vectors of the model's length that a learner sends per gradient, on average over a long run.
-
-        Adaptive rules count as at their beginning, parameter averaging at full width.
-
-        Args:
-            learners: Number of learners L.
-            samples: Samples of a minibatch.
-        """
-
-
-@runtime_checkable
-class Serving(Protocol):
-    """A strategy in which some learners may take no gradients."""
-
-    def training_learners(self, learners: int) -> int:
-        """Return the number of learners that take gradients; the others have the first ranks.
-
-        Args:
-            learners: Number of learners L.
-
-        Raises:
-            ValueError: None would take gradients.
-        """
-
-
 def training_learners(strategy: object, learners: int) -> int:
-    """Return the number of learners that take gradients, among `learners` in all.
+    """Return the number of learners that take gradients, among `learners` in all; the others have the first ranks.
 
     A strategy that does not declare `training_learners` trains with all of them.
 
     Raises:
         ValueError: None would take gradients.
     """
-    return strategy.training_learners(learners) if isinstance(strategy, Serving) else learners
+    declared: Callable[[int], int] | None = getattr(strategy, "training_learners", None)
+    return learners if declared is None else declared(learners)
 
 
 def layers(strategy: object) -> Iterator[object]:
@@ -205,11 +187,7 @@ def layers(strategy: object) -> Iterator[object]:
 
 
 def check_only_layer(strategy: FactsOfInner) -> None:
-    """Check that a strategy runs no other one of its own class, at any depth.
-
-    Raises:
-        ValueError: It does.
-    """
+    """Raise ValueError if a strategy runs another one of its own class, at any depth."""
     if any(isinstance(layer, type(strategy)) for layer in layers(strategy.inner)):
         raise ValueError(f"{type(strategy).__name__} stands twice in one strategy: once is enough")
 
@@ -222,17 +200,11 @@ def some_serve(strategy: object) -> bool:
 
 def learners_for(strategy: object, training: int) -> int:
     """Return the smallest number of learners of which at least `training` take gradients: these and the servers."""
-    learners = training
-    while not _enough(strategy, learners, training):
-        learners += 1
+    for learners in count(training):
+        with suppress(ValueError):  # they would all serve
+            if training_learners(strategy, learners) >= training:
+                break
     return learners
-
-
-def _enough(strategy: object, learners: int, training: int) -> bool:
-    try:
-        return training_learners(strategy, learners) >= training
-    except ValueError:
-        return False  # they would all serve
 
 
 def beside_servers(servers: int, learners: int) -> int:
@@ -251,14 +223,22 @@ def beside_servers(servers: int, learners: int) -> int:
 
 
 def vectors_of(strategy: object, learners: int, samples: float) -> float:
-    """Return `vectors_sent` of a strategy.
+    """Return the vectors of the model's length that a learner sends per gradient, on average over a long run.
+
+    Adaptive rules count as at their beginning, parameter averaging at full width.
+
+    Args:
+        strategy: Strategy that declares `vectors_sent`.
+        learners: Number of learners L.
+        samples: Samples of a minibatch.
 
     Raises:
         TypeError: The strategy does not declare it.
     """
-    if not isinstance(strategy, Sending):
+    declared: Callable[[int, float], float] | None = getattr(strategy, "vectors_sent", None)
+    if declared is None:
         raise TypeError(f"{strategy} does not declare vectors_sent(learners, samples)")
-    return strategy.vectors_sent(learners, samples)
+    return declared(learners, samples)
 
 
 def allreduce_vectors(learners: int) -> float:

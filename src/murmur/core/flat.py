@@ -98,6 +98,11 @@ class Layout:
         with ordinary_tensors():
             return torch.empty(self.numel, dtype=self.dtype, device=self.device)
 
+    def check(self, flat: Tensor) -> None:
+        """Raise ValueError if a tensor is not of the shape (P,)."""
+        if flat.shape != (self.numel,):
+            raise ValueError(f"expected a vector of {self.numel} elements, got shape {tuple(flat.shape)}")
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """Cut `flat` (P,) into pieces with the tensors' shapes; they share its memory."""
         return list(unflatten(flat, self.tensors)) if self.tensors else []  # type: ignore[no-untyped-call]
@@ -112,8 +117,7 @@ class Layout:
 
     def scatter(self, flat: Tensor) -> None:
         """Copy a vector (P,) into the tensors."""
-        if flat.shape != (self.numel,):
-            raise ValueError(f"expected a vector of {self.numel} elements, got shape {tuple(flat.shape)}")
+        self.check(flat)
         if self.tensors:
             with torch.no_grad():
                 foreach_copy_([t.detach() for t in self.tensors], self.views(flat))
@@ -133,15 +137,20 @@ class Layout:
     def gather_gradients(self, out: Tensor | None = None) -> tuple[Tensor, list[bool]]:
         """Copy the .grad fields into a vector (P,), zeros where absent; also return a list of those present."""
         flat = self.empty() if out is None else out
-        present = [t.grad is not None for t in self.tensors]
-        views = self.views(flat)
-        for view, there in zip(views, present, strict=True):
-            if not there:
+        fields = [t.grad for t in self.tensors]
+        self.gather_from(fields, flat)
+        return flat, [field is not None for field in fields]
+
+    def gather_from(self, fields: Sequence[Tensor | None], out: Tensor) -> None:
+        """Copy one tensor for each of the layout's into a vector (P,), zeros for None."""
+        views = self.views(out)
+        for view, field in zip(views, fields, strict=True):
+            if field is None:
                 view.zero_()
-        pairs = [(v, t.grad) for v, t in zip(views, self.tensors, strict=True) if t.grad is not None]
+        pairs = [(view, field) for view, field in zip(views, fields, strict=True) if field is not None]
         if pairs:
-            foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
-        return flat, present
+            with torch.no_grad():
+                foreach_copy_([view for view, _ in pairs], [field for _, field in pairs])
 
     def hand_gradients(self, flat: Tensor, present: Sequence[bool]) -> None:
         """Set the .grad fields from a vector (P,), as views where types and strides allow; absent ones become None.
@@ -156,13 +165,13 @@ class Layout:
             else:
                 t.grad = torch.empty_like(t, requires_grad=False).copy_(view)
 
+    def clear_gradients(self) -> None:
+        for tensor in self.tensors:
+            tensor.grad = None
+
 
 def _check_apart(named: Sequence[tuple[str, Tensor]]) -> None:
-    """Check that no two tensors share elements in memory, nor elements of one: an average would count them twice.
-
-    Raises:
-        ValueError: Some do; names them.
-    """
+    """Raise ValueError if tensors share elements in memory, or one with itself: an average would count them twice."""
     spans = dict[int, list[tuple[int, int, str]]]()
     for name, t in named:
         if is_lazy(t):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from murmur.core.flat import is_finite
-from murmur.core.membership import Membership
-
-Exchange = Callable[[Tensor, Sequence[float]], Awaitable[Tensor]]
+from murmur.core.membership import Membership, RunOver
 
 
 class PeerLost(RuntimeError):
@@ -49,18 +47,15 @@ def weighted_mean(xs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     if len(pairs) == 1:
         return pairs[0][0].clone()
     equal = len({w for _, w in pairs}) == 1
-    total = torch.zeros_like(pairs[0][0])
-    for x, w in pairs:
+    (first, w), (second, v), *others = pairs
+    total = torch.add(first if equal else first * w, second, alpha=1.0 if equal else v)
+    for x, w in others:
         total.add_(x, alpha=1.0 if equal else w)
     return total.div_(len(pairs) if equal else sum(w for _, w in pairs))
 
 
 def check_alike(xs: list[Tensor], group: str) -> list[Tensor]:
-    """Check that the vectors of one collective have the same shape and type, and return them.
-
-    Raises:
-        WorldMismatch: They differ; the message lists the shape and type of every member.
-    """
+    """Return the vectors of one collective; raise `WorldMismatch` if their shapes or types differ."""
     if len({(tuple(x.shape), x.dtype) for x in xs}) > 1:
         given = ", ".join(f"learner {rank}: {tuple(x.shape)} {x.dtype}" for rank, x in enumerate(xs))
         raise WorldMismatch(
@@ -69,16 +64,27 @@ def check_alike(xs: list[Tensor], group: str) -> list[Tensor]:
     return xs
 
 
-def check_weight(weight: float) -> float:
-    """Check that the weight of a contribution to a mean is finite and not negative, and return it."""
+def share_of(x: Tensor, weight: float) -> float:
+    """Weight of x in a mean: 0 if x is not finite, so that non-finite values do not spread.
+
+    Raises:
+        ValueError: The weight is negative or not finite.
+    """
+    if weight != 0 and not is_finite(x):
+        return 0.0
     if not 0 <= weight < float("inf"):
         raise ValueError(f"the weight of a mean must be finite and not negative, got {weight}")
     return float(weight)
 
 
-def share_of(x: Tensor, weight: float) -> float:
-    """Weight of x in a mean: 0 if x is not finite, so that non-finite values do not spread."""
-    return check_weight(weight) if weight == 0 or is_finite(x) else 0.0
+class SumInPlace(Protocol):
+    """Sums of vectors that members write into memory that all of them share."""
+
+    def next(self) -> Tensor:
+        """Return this member's vector of the next sum. All members fill theirs, then meet (`share_numbers`)."""
+
+    def total(self, divisor: float) -> Tensor:
+        """Return the sum of all vectors, divided by a number; it is valid until the next one."""
 
 
 class Group(ABC):
@@ -191,6 +197,12 @@ class Group(ABC):
     def split(self, parts: Sequence[Sequence[int]]) -> Group | None:
         """Form groups from disjoint lists of ranks, the same on every member; None for a member of no part."""
 
+    def twin(self) -> Group:
+        """Form a group of the same members, whose exchanges overlap those of this one."""
+        twin = self.split([range(self.size)])
+        assert twin is not None
+        return twin
+
     @abstractmethod
     def count(self, counter: str, amount: int = 0) -> int:
         """Add to a counter shared by the members and return its new value; an unused counter is 0."""
@@ -202,6 +214,13 @@ class Group(ABC):
         x must not be touched before that. All members start sums in the same order. This is the raw verb for
         averaging behind a backward pass; strategies use `mean`.
         """
+
+    def sum_in_place(self, like: Tensor) -> SumInPlace | None:  # noqa: ARG002 - few worlds have one
+        """Return sums of vectors like this one without messages, where the members share memory; else None.
+
+        All members call it together.
+        """
+        return None
 
     def start_broadcast(self, x: Tensor, root: int, tag: str) -> Awaitable[Tensor]:
         """Begin to send the vector of member `root` to all members, and return at once; await it.
@@ -246,7 +265,9 @@ class Group(ABC):
         """Return what `mean_with` returns, for gradients whose backward pass has just ended."""
         return await self.mean_with(x, weights)
 
-    async def _mean(self, x: Tensor, weight: float, exchange: Exchange) -> Tensor:
+    async def _mean(
+        self, x: Tensor, weight: float, exchange: Callable[[Tensor, Sequence[float]], Awaitable[Tensor]]
+    ) -> Tensor:
         weights = [said[0] for said in await self.share_numbers(x, (share_of(x, weight),))]
         self.total_weight = sum(weights)
         if self.total_weight == 0 or self.size == 1:
@@ -275,14 +296,7 @@ class Group(ABC):
 
 
 class Incoming:
-    """The vector of a broadcast by messages; awaiting it waits for its arrival.
-
-    Args:
-        group: Group of the broadcast.
-        root: Rank of the sender.
-        tag: Tag of the message.
-        x: The vector, on the sender.
-    """
+    """The vector of a broadcast by messages under a tag; awaiting it waits for its arrival, but on the sender."""
 
     def __init__(self, group: Group, root: int, tag: str, x: Tensor | None) -> None:
         self._group, self._root, self._tag, self._x = group, root, tag, x
@@ -351,3 +365,40 @@ class GroupAround(Group):
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         return self.inner.start_sum(x)
+
+    def sum_in_place(self, like: Tensor) -> SumInPlace | None:
+        return self.inner.sum_in_place(like)
+
+
+class Barrier:
+    """A barrier at the end of a run, which a learner may come to after the others have passed it without it.
+
+    A learner that falls silent for longer than its lease (a suspended process) counts as lost, and the others go on.
+    When it comes back it is live again, and they wait for it at their next barrier. At one that they have passed they
+    answer no more messages, so that it must not wait for them there. A group uses a name once.
+    """
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.name, self._group, self._passes = name, group, f"passed {name}"
+        self._came_as: int | None = None  # incarnation of this learner when it came to the barrier
+        self._missed = self._came = False
+
+    def missed(self) -> bool:
+        """Return True if another learner had passed the barrier when this one came to it, or came back to it."""
+        view = self._group.membership.view(fresh=not self._came)
+        incarnation = view.incarnations.get(self._group.rank)
+        if not self._came or incarnation != self._came_as:
+            self._came, self._came_as = True, incarnation
+            self._missed = self._group.count(self._passes) > 0
+        return self._missed
+
+    def check(self) -> None:
+        """Raise `RunOver` if this learner has missed the barrier."""
+        if self.missed():
+            raise RunOver
+
+    def arrive(self) -> bool:
+        """Arrive; return True if all live learners have, or if one has passed. Call it until it returns True."""
+        all_have = self._group.membership.arrive(self.name)
+        # A learner that has passed, was counted as lost and is live again does not arrive a second time.
+        return self._group.count(self._passes, int(all_have)) > 0

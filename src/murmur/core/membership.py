@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 
 ENDED = "ended"  # barrier at which all learners end their run
 
@@ -51,7 +50,6 @@ class View:
 
     @cached_property
     def live(self) -> tuple[int, ...]:
-        """The ranks of the live learners, in order."""
         return tuple(sorted(self.incarnations))
 
 
@@ -68,10 +66,6 @@ class Shares:
 
     places: tuple[int, ...]
     of: int
-
-    def __post_init__(self) -> None:
-        if not self.places or any(b <= a for a, b in pairwise((-1, *self.places, self.of))):
-            raise ValueError(f"places must increase from 0 to {self.of} - 1, got {self.places}")
 
     def of_rank(self, rank: int, turn: int, first: int, total: int) -> range:
         """Return the numbers of a rank in a turn, of first .. total - 1; none behind the end."""
@@ -116,7 +110,6 @@ class MembershipTable:
         return self.view
 
     def lose(self, rank: int) -> None:
-        """Remove a learner that was lost, and give its claims back."""
         if rank in self.view.incarnations:
             self._give_back(rank)
             self.lost.append(rank)
@@ -179,43 +172,39 @@ class MembershipTable:
     def _of_shares(self, ranks: Collection[int]) -> range:
         """Return the next numbers of the first of these shares that has any left."""
         for rank in ranks:
-            if found := self._left_of(rank):
+            if found := self.following(rank):
                 self._turns[rank] += 1
                 self._next = max(self._next, found.stop)
                 return found
         return range(0)
 
     def following(self, rank: int) -> range:
-        """Return the next numbers of a rank's own share; none if they are not known beforehand."""
-        return self._left_of(rank)
-
-    def _left_of(self, rank: int) -> range:
-        """Return the next numbers of a share; none if the numbers are not divided, or the rank has no share."""
+        """Return the next numbers of a rank's own share; none if the numbers are not divided, or it has no share."""
         if self._shares is None or self._first is None or rank >= len(self._shares.places):
             return range(0)
         return self._shares.of_rank(rank, self._turns[rank], self._first, self._total)
 
     def done(self, rank: int, number: int) -> None:
-        """Record that the rank has done this number."""
         self._open[rank].discard(number)
 
     def unfinished(self) -> list[int]:
         """Return the numbers handed out and not done, in order; with shares, all numbers before the last such one."""
-        return sorted({*self._returned, *(n for held in self._open.values() for n in held), *self._passed_over()})
+        held = (n for numbers in self._open.values() for n in numbers)
+        passed_over = (n for part in self._left_of_shares(self._next) for n in part)
+        return sorted({*self._returned, *held, *passed_over})
 
-    def _passed_over(self) -> Iterator[int]:
-        """Yield the numbers of shares that were not handed out, though later ones were."""
+    def _left_of_shares(self, end: int) -> Iterator[range]:
+        """Yield the numbers of all shares before `end` that were not handed out."""
         if self._shares is None or self._first is None:
             return
         for rank in range(len(self._shares.places)):
             turn = self._turns[rank]
-            while found := self._shares.of_rank(rank, turn, self._first, self._next):
-                yield from found
+            while found := self._shares.of_rank(rank, turn, self._first, end):
+                yield found
                 turn += 1
 
     @property
     def complete(self) -> bool:
-        """True if no learner has been lost or has joined since the beginning."""
         return not self.lost and self._joined == 0
 
     @property
@@ -223,9 +212,7 @@ class MembershipTable:
         """True if every number has been done: none is left and none is under way."""
         if self._first is None or self._returned or any(self._open.values()):
             return False
-        if self._shares is not None:
-            return not any(self._left_of(rank) for rank in range(len(self._shares.places)))
-        return self._next >= self._total
+        return self._next >= self._total if self._shares is None else not any(self._left_of_shares(self._total))
 
     @property
     def undone(self) -> int | None:
@@ -233,21 +220,10 @@ class MembershipTable:
         if self._first is None:
             return None
         handed_back = len(self._returned) + sum(map(len, self._open.values()))
-        return handed_back + (max(0, self._total - self._next) if self._shares is None else self._undivided())
-
-    def _undivided(self) -> int:
-        """Number of the numbers of all shares that were not handed out."""
-        assert self._shares is not None
-        assert self._first is not None
-        left = 0
-        for rank in range(len(self._shares.places)):
-            turn = self._turns[rank]
-            while found := self._shares.of_rank(rank, turn, self._first, self._total):
-                left, turn = left + len(found), turn + 1
-        return left
+        left = map(len, self._left_of_shares(self._total))
+        return handed_back + (max(0, self._total - self._next) if self._shares is None else sum(left))
 
     def arrive(self, rank: int, barrier: str) -> bool:
-        """Record that the learner has arrived at a barrier; return True if all live learners have."""
         self._barriers[barrier].add(rank)
         return self._barriers[barrier] >= set(self.view.incarnations)
 

@@ -66,14 +66,6 @@ def matrix(mixing: Mixing, k: int, view: Sequence[int]) -> Tensor:
     return torch.tensor([[row.get(j, 0.0) for j in view] for row in rows], dtype=torch.float64)
 
 
-def spectral_gap(t: Tensor) -> float:
-    """1 - |lambda_2|, with lambda_2 the eigenvalue of second largest modulus of a mixing matrix; 1 for one learner."""
-    if len(t) == 1:
-        return 1.0
-    moduli = torch.linalg.eigvals(t).abs().sort(descending=True).values
-    return float(1 - moduli[1])
-
-
 def contraction(mixing: Mixing, learners: int, rounds: int = 200) -> float:
     """Average fraction of the learners' disagreement, sum_i |w_i - mean|^2, that remains after a round.
 

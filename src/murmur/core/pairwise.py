@@ -22,14 +22,50 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from murmur.core.barrier import Barrier
 from murmur.core.flat import is_finite
-from murmur.core.group import Group, Message, PeerLost, weighted_mean
+from murmur.core.group import Barrier, Group, Message, PeerLost, weighted_mean
 from murmur.core.membership import RunOver, View
 from murmur.core.moments import Moments, WeightsAndMoments
-from murmur.core.weight_request import ASK, GOSSIP, SNAPSHOT, WeightRequest
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
+
+ASK = 1.0  # kind of a request, first in its header; the number after it comes first in the header of the answer
+GOSSIP, SNAPSHOT = "gossip", "snapshot"  # tags of requests and of answers
+ANSWER_SECONDS = 5.0  # until a request is repeated; each further wait is twice as long
+
+
+class WeightRequest:
+    """Successive requests of one learner for the weights of others.
+
+    Unanswered ones are repeated, for messages to a lost learner are dropped.
+
+    Attributes:
+        number: Number of the latest request.
+    """
+
+    def __init__(self, group: Group, now: Callable[[], float]) -> None:
+        self._group, self._now, self.number = group, now, 0
+        self._patience = self._again_at = 0.0
+
+    def begin(self) -> None:
+        """Begin a request for weights at about this moment; `ask` sends it."""
+        self.number += 1
+        self._patience, self._again_at = 0.0, self._now()
+
+    def ask(self, silent: Sequence[int]) -> None:
+        """Send the request to these ranks, at first and again whenever that is due."""
+        if self._now() < self._again_at:
+            return
+        self._patience = 2 * self._patience or ANSWER_SECONDS
+        self._again_at = self._now() + self._patience
+        for rank in silent:
+            if rank != self._group.rank:
+                self._group.post(torch.empty(0), rank, GOSSIP, (ASK, self.number))
+
+    async def poll(self, seconds: float) -> Message | None:
+        """Return an answer, perhaps to an earlier request; None if none arrives within `seconds`."""
+        return await self._group.plain.poll(SNAPSHOT, seconds)
+
 
 SWAP, WAKE, DONE = 0.0, 2.0, 3.0  # kinds of messages; ASK = 1.0 is the fourth
 CONSENSUS = "consensus"
@@ -134,11 +170,7 @@ class PairwiseAverager:
         return held
 
     def check_parts(self) -> None:
-        """Check that all parts of a model that is cut over holders are there.
-
-        Raises:
-            PeerLost: The holder of a part is lost.
-        """
+        """Raise `PeerLost` if the holder of a part of a model that is cut over holders is lost."""
         live = self.live
         lost = [] if self.parts is None else [j for j in self.holders or () if j not in live]
         if lost:
@@ -149,7 +181,7 @@ class PairwiseAverager:
         """Interval at which unannounced changes are polled."""
         return min(POLL_SECONDS, max(self.pace_seconds / 4, 1e-3)) if self._took else POLL_SECONDS
 
-    def took(self, seconds: float) -> None:
+    def note_gradient_seconds(self, seconds: float) -> None:
         """Record the duration of a gradient; the first one starts the rounds."""
         self._took.append(seconds)
         self.pace_seconds = statistics.median(self._took)
@@ -177,6 +209,11 @@ class PairwiseAverager:
             k, due = k + 1, due + self.pace_seconds
             due = max(due, self.now())  # missed rounds (a stopped process) are not made up for
         await self._settle()
+
+    async def answer(self) -> None:
+        """Answer requests for this learner's weights until the budget is spent; runs beside the gradients."""
+        async for _ in self.rounds():
+            pass
 
     def gossip(self, row: Mapping[int, float]) -> None:
         """Begin an exchange with every neighbour of row i of T_k with which none is under way. Never waits.
@@ -297,30 +334,22 @@ class PairwiseAverager:
             PeerLost: They are lost, and their weights with them.
         """
         found: dict[int, Tensor] = {}
-        barrier = Barrier(self.group, SETTLED)
+        membership, barrier = self.group.membership, Barrier(self.group, SETTLED)
         self._request.begin()
-        while not (self._is_over or barrier.missed()):
-            if self.group.membership.view().live == (self.group.rank,):
+        while not (membership.view().left > 0 or membership.over or barrier.missed()):  # all is done, or others ended
+            if membership.view().live == (self.group.rank,):
                 raise PeerLost("all other learners are lost, and none is left that has the weights of the model")
             self._request.ask([j for j in self.held_by if j not in found])
             message = await self._request.poll(POLL_SECONDS)
             if message is not None and is_finite(message.x):
                 found[message.source] = message.x
                 if self.parts is None or len(found) == len(self.parts):
-                    self._caught_up(message.x if self.parts is None else self.joined(found))
+                    with self._changing:
+                        self.exchanged.set_(message.x if self.parts is None else self.joined(found))
+                        self.behind = False
                     return
         self.done()
         raise RunOver
-
-    @property
-    def _is_over(self) -> bool:
-        """True if a late learner has nothing to do: all is done, or the others have ended."""
-        return self.group.membership.view().left > 0 or self.group.membership.over
-
-    def _caught_up(self, w: Tensor) -> None:
-        with self._changing:
-            self.exchanged.set_(w)
-            self.behind = False
 
     def joined(self, found: Mapping[int, Tensor]) -> Tensor:
         """Return the vector (P,) made of the parts of all holders, by rank."""
@@ -338,28 +367,20 @@ class PairwiseAverager:
             PeerLost: Holders are gone, as for `held_by`.
             RunOver: The others have agreed while this learner counted as lost.
         """
-        if self.parts is None:
-            return await self._agree(x, barrier, lambda: self.held_by, _mean_of_finite)
-        parts = self.parts
 
-        def joined(given: Sequence[Tensor], what: str) -> Tensor:
-            cut = [whole[part] for whole, part in zip(given, parts, strict=True)]
-            return _mean_of_finite([torch.cat(cut)], what)
+        def made(given: Sequence[Tensor], what: str) -> Tensor:
+            parts = self.parts
+            whole = given if parts is None else [torch.cat([x[part] for x, part in zip(given, parts, strict=True)])]
+            return _mean_of_finite(whole, what)
 
-        return await self._agree(x, barrier, lambda: self.held_by, joined)
+        return await self._agree(x, barrier, lambda: self.held_by, made)
 
-    async def mean_of_trained(self, x: Tensor, barrier: str, weight: float = 1.0) -> Tensor:
+    async def mean_of_trained(self, x: Tensor, barrier: str) -> Tensor:
         """Return the mean of the vectors x of the live learners that take gradients, the same bits for all.
 
         If only a few learners hold the model, and train too, it is the mean of theirs. Raises as `consensus` does.
-
-        Args:
-            x: Vector of this learner.
-            barrier: Name of the mean.
-            weight: Weight of this learner's vector. If those of all are 0, all count equally.
         """
-        weighted = torch.cat([x, x.new_tensor([weight])])
-        return (await self._agree(weighted, barrier, self._trained, _weighted_mean_of_finite))[:-1]
+        return await self.agreed_by_trained(x, barrier, _mean_of_finite)
 
     async def agreed_by_trained(
         self, x: Tensor, barrier: str, made: Callable[[Sequence[Tensor], str], Tensor]
@@ -417,12 +438,7 @@ class PairwiseAverager:
             del given[j]
 
     async def meet(self, barrier: str, seat: Seat) -> None:
-        """Wait until all live learners have arrived at a barrier.
-
-        Raises:
-            PeerLost: An activity of this learner, on which others depend, has found that a learner is lost.
-            RuntimeError: An activity of this learner has failed.
-        """
+        """Wait until all live learners have arrived at a barrier; raise what an activity of this one has raised."""
         met = Barrier(self.group, barrier)
         while not met.arrive():
             await seat.sleep(self.poll_seconds)
@@ -432,21 +448,9 @@ class PairwiseAverager:
 
 
 def _mean_of_finite(parts: Sequence[Tensor], barrier: str) -> Tensor:
-    finite = _finite(parts, barrier)
-    return weighted_mean(finite, [1.0] * len(finite))
-
-
-def _weighted_mean_of_finite(parts: Sequence[Tensor], barrier: str) -> Tensor:
-    """Return the mean of the finite vectors; the last element of each is its weight."""
-    finite = _finite(parts, barrier)
-    weights = [float(part[-1]) for part in finite]
-    return weighted_mean(finite, weights if any(weights) else [1.0] * len(finite))
-
-
-def _finite(parts: Sequence[Tensor], barrier: str) -> list[Tensor]:
     finite = [part for part in parts if is_finite(part)]
     if not finite:
         raise FloatingPointError(
             f"{barrier}: no learner has finite values: training has diverged. Lower the learning rate"
         )
-    return finite
+    return weighted_mean(finite, [1.0] * len(finite))

@@ -55,20 +55,12 @@ def file_to_write(path: Path, option: str) -> None:
 
 
 def not_an_input(path: Path, option: str, inputs: Iterable[Path]) -> None:
-    """Check that a file to write is none of those that are read.
-
-    Raises:
-        SettingError: It is; names the option.
-    """
+    """Raise `SettingError`, which names the option, if a file to write is one of those that are read."""
     not_inputs([path], option, inputs)
 
 
 def not_inputs(paths: Iterable[Path], option: str, inputs: Iterable[str | Path | None]) -> None:
-    """Check that files to write are none of those that are read; None is an option that was not given.
-
-    Raises:
-        SettingError: One is; names the option.
-    """
+    """Raise `SettingError` if files to write are among those that are read; None is an option not given."""
     read = {Path(each).resolve() for each in inputs if each is not None}
     for path in paths:
         if path.resolve() in read:
@@ -96,11 +88,7 @@ def not_a_folder_of_inputs(folder: Path, option: str, marks: Iterable[str], writ
 
 
 def file_to_read(path: Path, option: str) -> None:
-    """Check that a file exists and may be read.
-
-    Raises:
-        SettingError: It does not or may not; names the option.
-    """
+    """Raise `SettingError`, which names the option, if a file does not exist or may not be read."""
     if not path.is_file():
         what = "is a folder, not a file" if path.is_dir() else "does not exist"
         raise SettingError(f"{option} {path} {what}")
@@ -114,7 +102,6 @@ def free_bytes(folder: Path) -> float:
 
 
 def _nearest_existing(folder: Path, option: str) -> Path:
-    """Return the folder itself, or the nearest existing one above it."""
     folder = folder.absolute()
     for there in (folder, *folder.parents):
         try:

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 from murmur.core.errors import SettingError
 
@@ -64,20 +64,12 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def check_plain(path: Path) -> None:
-    """Check that a file can be read and is a regular one, for a library that opens it by its name.
-
-    Raises:
-        NotPlainFile, OSError: As for `open_plain`.
-    """
+    """Raise as `open_plain` does, for a library that opens a file by its name."""
     os.close(open_plain(path))
 
 
 def read_plain(path: Path) -> bytes:
-    """Read a regular file.
-
-    Raises:
-        NotPlainFile, OSError: As for `open_plain`.
-    """
+    """Read a regular file; raises as `open_plain` does."""
     with plain_file(path) as file:
         return file.read()
 
@@ -115,28 +107,8 @@ def plain_file(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
     return os.fdopen(open_plain(path, flags), "wb" if flags & WRITES else "rb", buffering=0 if flags & WRITES else -1)
 
 
-def plain_text(path: Path) -> TextIO:
-    """Open a regular file of UTF-8 text, with other bytes replaced; raises as `open_plain` does."""
-    return os.fdopen(open_plain(path), encoding="utf-8", errors="replace")
-
-
-def write_plain(path: Path, data: bytes) -> None:
-    """Write a new file, in the place of one that may be left there from a killed program.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
-        file.write(data)
-
-
 def refuse_link(path: Path, why: str = "") -> None:
-    """Check that a path is no symbolic link.
-
-    Raises:
-        NotPlainFile: It is one; `why` is added to the message.
-    """
+    """Raise `NotPlainFile` if a path is a symbolic link; `why` is added to the message."""
     if path.is_symlink():
         raise NotPlainFile(_refusal(path, os.lstat(path).st_mode) + why)
 

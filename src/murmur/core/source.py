@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
-from murmur.core.assignment import Assignment
+from murmur.core.assignment import Turns
+from murmur.core.flat import Layout
 from murmur.core.membership import Preparation
 from murmur.core.moments import Moments
+from murmur.core.weights import Weights
 
 SKIPPED_SAMPLES = 2.0**-40  # negligible beside real samples; a total weight of exactly 0 would end the run
 
@@ -95,9 +100,37 @@ class Gradient:
     loss: float
     broken: bool = False
 
+    @classmethod
+    def nothing(cls, layout: Layout) -> Gradient:
+        """Return the gradient of no samples: zeros."""
+        zeros = torch.zeros(layout.numel, dtype=layout.dtype, device=layout.device)
+        return cls(zeros, [False] * len(layout.tensors), 0.0, math.nan)
 
-class Gradients(Protocol):
-    """Supplier of a learner's gradients."""
+
+class StepSettings(Protocol):
+    """Settings of a learner's steps that its strategy may change."""
+
+    times: float  # factor on the learning rates, in addition to the schedule
+    decay_times: float  # factor on the weight decay
+    recorded: bool  # its steps are recorded: False for all but the first of several servers with parts of a model
+
+
+class LocalOptimizer(StepSettings, Protocol):
+    """The optimizer that takes a learner's steps."""
+
+    @property
+    def moments(self) -> Moments:
+        """Moments of the optimizer, which strategies may average."""
+
+    def restart(self) -> None:
+        """Reset the local optimizer (momentum, second moments, step counts) but not its settings."""
+
+
+class Source(Protocol):
+    """All that stands behind a learner: gradients, minibatches and progress of its run, its optimizer.
+
+    The engine and user loops implement it.
+    """
 
     piece: Piece  # piece of a minibatch whose gradient `draw` computes
 
@@ -114,29 +147,9 @@ class Gradients(Protocol):
     def evaluate(self, w: Tensor) -> Mapping[str, float]:
         """Return held-out figures of the weights w (P,)."""
 
-
-class LocalOptimizer(Protocol):
-    """Taker of a learner's steps."""
-
-    times: float  # factor on the learning rates that the strategy sets, in addition to the schedule
-    decay_times: float  # factor on the weight decay that the strategy sets
-    recorded: bool  # its steps are recorded: False for all but the first of several servers with parts of a model
-
     @property
-    def moments(self) -> Moments:
-        """Moments of the optimizer, which strategies may average."""
-
-    def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
-        """Take one step of the local optimizer with g, inside the model."""
-
-    def restart(self) -> None:
-        """Reset the local optimizer (momentum, second moments, step counts) but not its settings."""
-
-
-class Minibatches(Protocol):
-    """The minibatches of a run, and the turns in which learners compute them."""
-
-    assignment: Assignment  # of minibatches to learners, in lock-step
+    def turns(self) -> Turns:
+        """Turns of this learner, with the assignment of minibatches to learners in lock-step."""
 
     @property
     def span(self) -> tuple[int, int]:
@@ -147,13 +160,6 @@ class Minibatches(Protocol):
 
     def over(self, steps: int) -> bool:
         """True if no learner has a minibatch left in the turn after `steps` gradients."""
-
-    def reached(self, steps: int) -> int:
-        """Return the minibatches completed once every learner has taken `steps` gradients."""
-
-
-class RunProgress(Protocol):
-    """The progress of a run, as this learner knows it."""
 
     def progress(self) -> Progress:
         """Return the progress of the run."""
@@ -176,6 +182,44 @@ class RunProgress(Protocol):
     async def boundary(self, me: Any) -> None:
         """Evaluate and save checkpoints between gradients; in lock-step, right after an average."""
 
+    @property
+    def local_optimizer(self) -> LocalOptimizer:
+        """The local optimizer."""
 
-class Source(Gradients, LocalOptimizer, Minibatches, RunProgress, Protocol):
-    """All that stands behind a learner, implemented by the engine and by user loops."""
+    def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
+        """Take one step of the local optimizer with g, inside the model."""
+
+
+class PendingGradient:
+    """The gradient of minibatch n at the weights held when it begins; a call computes it alone.
+
+    While it is under way the model keeps those weights (`Weights.held`), so that a world may compute it at any moment
+    before its time is over, alone or in a batch with those of others.
+
+    Attributes:
+        source: Source that computes it.
+        n: Number of the minibatch.
+        before_backward: Called with the number of samples before the backward pass; None: not needed.
+        version: Version of the weights at which it is taken, once it has begun.
+    """
+
+    def __init__(
+        self, source: Source, n: int, weights: Weights, before_backward: Callable[[float], None] | None
+    ) -> None:
+        self.source, self.n, self.before_backward = source, n, before_backward
+        self.version = 0
+        self._weights = weights
+        self._held = ExitStack()
+
+    def begin(self) -> None:
+        self.version = self._held.enter_context(self._weights.held())
+
+    def end(self) -> None:
+        self._held.close()
+
+    def __call__(self) -> Gradient:
+        with self._weights.held() as self.version:
+            return self.source.draw(self.n, self.before_backward)
+
+
+ComputeBatch = Callable[[Sequence[PendingGradient]], list[Gradient]]  # computes pending gradients in one call, in order

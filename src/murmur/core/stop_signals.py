@@ -2,7 +2,7 @@
 
 The exception unwinds through all active context managers, so that processes are ended and unfinished files removed, as
 after any other error. Code that polls (the trainer, the launcher) takes the signals itself while it runs, see
-`murmur.worlds.process.launch.signals`.
+`murmur.worlds.process.signals`.
 
 Python runs a handler only between two bytecodes of the main thread. A second thread therefore watches, and ends the
 program where the exception does not: in native code that does not return, after a library's callback lost the
@@ -12,6 +12,7 @@ complete.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -22,7 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STOPPED_STATUS = 79  # exit status of a program that ended on request, and can go on
@@ -173,3 +174,19 @@ def _unwinding() -> bool:
     while error is not None and not isinstance(error, Stopped):
         error = error.__context__
     return error is not None
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process with an exit status, even if daemon threads are still in native code.
+
+    At its exit Python ends a daemon thread that returns from native code, such as an operation of PyTorch. That unwinds
+    frames of C++, which aborts the process with the status of a signal. With daemon threads the process ends at once,
+    after the functions of `atexit` and the flush of its output.
+    """
+    if not any(thread.daemon for thread in threading.enumerate()):
+        sys.exit(status)
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

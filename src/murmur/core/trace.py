@@ -1,23 +1,25 @@
-"""Spans of a learner's time, in virtual or wall seconds, the same in every world.
+"""Spans of a learner's time, in virtual or wall seconds, the same in every world; the recent rate of work.
 
 A trace keeps running totals for each kind (for the records) and passes its spans to a sink as Chrome trace events.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from murmur.core.torch_private import profiled
+
 COMPUTE = "compute"  # forward, backward, step
 DATA = "data"  # waiting for a minibatch
 WAITING = "waiting"  # for other learners
 COMMUNICATING = "communicating"  # while bytes move and nothing else can be done
 EVALUATION = "evaluation"  # kept off the time axis
-KINDS = (COMPUTE, DATA, WAITING, COMMUNICATING, EVALUATION)
+LOOP = "loop"  # name of the spans in which a user loop computes
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,20 @@ class Trace:
         """Record that the learner spent [start, end] on `kind`."""
         with self._lock:
             self._totals[kind] += end_seconds - start_seconds
-        if self.sink is not None and end_seconds > start_seconds:
-            self.sink(Span(self.learner, kind, start_seconds, end_seconds, what))
+        sink = self.sink  # another thread may take it away
+        if sink is not None and end_seconds > start_seconds:
+            sink(Span(self.learner, kind, start_seconds, end_seconds, what))
 
     @contextmanager
     def span(self, kind: str, what: str = "") -> Iterator[None]:
-        """Record the time that passes inside the block; do not use it around an await of another learner's work."""
+        """Record the time that passes inside the block; do not use it around an await of another learner's work.
+
+        It is a span of `torch.profiler` too.
+        """
         start = self.now()
         try:
-            yield
+            with profiled(f"murmur {kind}: {what or kind}"):
+                yield
         finally:
             self.add(kind, start, self.now(), what)
 
@@ -72,3 +79,40 @@ class Trace:
         """Return the seconds spent so far, by kind."""
         with self._lock:
             return dict(self._totals)
+
+
+RECENT = 200  # records
+
+
+class RecentRate:
+    """Rate over the latest records of one start.
+
+    What was done before the first record, by an earlier start for one, does not count. A record whose time or work is
+    behind the one before belongs to another start, which repeats some work: it begins a new rate.
+    """
+
+    def __init__(self) -> None:
+        self._records: deque[tuple[float, float]] = deque(maxlen=RECENT)
+
+    def add(self, seconds: float, done: float) -> None:
+        """Add a record: the time, and all work that is done by then."""
+        if self._records and (seconds < self._records[-1][0] or done < self._records[-1][1]):
+            self._records.clear()
+        self._records.append((seconds, done))
+
+    def forget(self) -> None:
+        """Begin a new rate: another start has begun."""
+        self._records.clear()
+
+    @property
+    def per_second(self) -> float | None:
+        """Work done per second; None before two records, or without progress."""
+        if len(self._records) < 2:
+            return None
+        (began, first), (ended, last) = self._records[0], self._records[-1]
+        return (last - first) / (ended - began) if ended > began and last > first else None
+
+    def seconds_left(self, total: float) -> float | None:
+        """Seconds until `total` work is done; None if the rate is unknown."""
+        speed = self.per_second
+        return None if speed is None else max(0.0, total - self._records[-1][1]) / speed

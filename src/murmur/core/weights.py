@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 
-import torch
 from torch import Tensor
 
+from murmur.accelerator.device import kernels_in_order
 from murmur.core.flat import Layout
 
 
 class Weights:
     """The trainable tensors of a model as one vector (P,) that several activities of a learner may change.
-
-    On a GPU a Python lock orders the launches of kernels, not the kernels; every method therefore waits for the event
-    that the previous one recorded on its own stream.
 
     Attributes:
         layout: Map between the vector and the model's tensors.
@@ -34,23 +31,13 @@ class Weights:
         self._lock = RLock()
         self._held = 0
         self._ahead: Tensor | None = None  # the live weights while the model is held at older ones
-        self._event: torch.cuda.Event | None = None
+        self._kernels = kernels_in_order(layout.device)
 
     @contextmanager
     def section(self) -> Iterator[None]:
         """One critical section; methods of this object may be called inside."""
-        with self._lock:
-            if self.layout.device.type != "cuda":
-                yield
-                return
-            stream = torch.cuda.current_stream(self.layout.device)
-            if self._event is not None:
-                stream.wait_event(self._event)
-            try:
-                yield
-            finally:
-                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._event.record(stream)
+        with self._lock, self._kernels:
+            yield
 
     def _settle(self) -> None:
         if self._ahead is not None and not self._held:
@@ -71,8 +58,7 @@ class Weights:
 
     def set_(self, w: Tensor) -> None:
         """w_i <- w. For synchronous results only: changes since the snapshot was taken are lost."""
-        if w.shape != (self.layout.numel,):
-            raise ValueError(f"expected a vector of {self.layout.numel} elements, got shape {tuple(w.shape)}")
+        self.layout.check(w)
         with self.section():
             self.version += 1
             if self._held:
@@ -83,8 +69,7 @@ class Weights:
 
     def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
         """w_i <- w_i + alpha delta. Steps that landed in the meantime are kept."""
-        if delta.shape != (self.layout.numel,):
-            raise ValueError(f"expected a vector of {self.layout.numel} elements, got shape {tuple(delta.shape)}")
+        self.layout.check(delta)
         with self.section():
             self.version += 1
             if self._held or self._ahead is not None or not self.layout.alike:
@@ -120,7 +105,6 @@ class Weights:
                         self._ahead = None  # else it would undo what the loop does to the model's weights from now on
 
     def _lend(self, w: Tensor) -> tuple[bool, Tensor]:
-        """Set the model to w; return whether live weights stood beside it before, and the model's own weights."""
         with self.section():
             beside, own = self._ahead is not None, self.layout.gather()
             self._writable()

@@ -6,7 +6,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+
+from torch import nn
 
 from murmur.core.group import Group
 from murmur.core.trace import Trace
@@ -25,6 +29,7 @@ class Seat(ABC):
         device: Device of its model, "cpu" or "cuda:0".
         waits: True if it waits for all others at its end (a member of a super-learner ends with its leader).
         late: True if the others have begun without it (it was started again, or added).
+        missed: True if the others had done every minibatch, so that it has not taken part in the end of the run.
     """
 
     group: Group
@@ -32,6 +37,7 @@ class Seat(ABC):
     device: str = "cpu"
     late: bool = False
     waits: bool = True
+    missed: bool = False
 
     @property
     @abstractmethod
@@ -46,6 +52,9 @@ class Seat(ABC):
         There is nothing to wait for, except in a user loop, which supplies the gradients. That loop may call
         `before_backward` with the number of samples itself, before the backward pass of their gradient.
         """
+
+    def loop_computed(self, seconds: float) -> None:  # noqa: B027 - only a world that models time has to know
+        """Report the processor's seconds that a user loop took between two steps."""
 
     def holds(self, weights: Weights) -> None:  # noqa: B027 - only a world that models time has to know
         """Report the weights of this learner, whose vector has the size of a whole message."""
@@ -108,15 +117,67 @@ class World(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class ScriptBlock:
+    """Terms of one block of `murmur.join` in a script that another program runs as a learner of its world.
+
+    Attributes:
+        seat: Seat of the learner; None: the script runs by itself.
+        out: Folder for the records, in place of the script's own; empty: the script's own.
+        facts: Further entries of run.json.
+        observers: Receivers of the learner's records.
+    """
+
+    seat: Seat | None = None
+    out: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    observers: tuple[Callable[[Any], None], ...] = ()
+
+
+class ScriptLearner(ABC):
+    """A script that another program runs as one learner of its world, in a thread where every await blocks."""
+
+    @abstractmethod
+    def block(self, place: tuple[int, int] | None, model: nn.Module) -> ScriptBlock:
+        """Begin a block of `murmur.join`.
+
+        Args:
+            place: Rank and size that the script has; None: it has none.
+            model: Model that the script joins.
+
+        Raises:
+            SettingError: The block cannot take part in the world.
+        """
+
+    @abstractmethod
+    def wait(self, awaited: object) -> None:
+        """Let the thread wait for what a coroutine has awaited."""
+
+
+SCRIPT: ContextVar[ScriptLearner | None] = ContextVar("learner of the script in this thread", default=None)
+
+
+def wait_here(coroutine: Coroutine[Any, Any, Any], awaited: object) -> None:
+    """Wait for what a coroutine has awaited, in a thread of a `ScriptLearner`.
+
+    Raises:
+        RuntimeError: This is not such a thread; in all others an await of murmur's blocks by itself.
+    """
+    script = SCRIPT.get()
+    if script is None:
+        coroutine.close()
+        raise RuntimeError(
+            f"{coroutine!r} awaited something that is not murmur's: outside the virtual world an await must"
+            " block, so await only what a Learner or a Group gives (a simulated script calls murmur in its own thread)"
+        )
+    script.wait(awaited)
+
+
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in a world with wall seconds, where every await blocks instead of suspending."""
+    """Run a coroutine to its end where every await blocks: in a world with wall seconds, and in a script's thread."""
     try:
-        coroutine.send(None)
+        while True:
+            wait_here(coroutine, coroutine.send(None))
     except StopIteration as stop:
         value: T = stop.value
         return value
-    coroutine.close()
-    raise RuntimeError(
-        f"{coroutine!r} awaited something that is not murmur's: outside the virtual world an await must"
-        " block, so await only what a Learner or a Group gives"
-    )

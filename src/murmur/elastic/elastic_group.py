@@ -11,8 +11,9 @@ Each mean also carries the sums of the minibatches that the members have compute
 its last mean: what it has computed since is assigned again. So the sums of all count each minibatch once.
 
 A late learner is admitted between two rounds, right after an average: every mean tells all members if a learner waits.
-The late learner takes over the weights, the strategy's vectors, and the assignment; its optimizer is reset. A learner
-that was wrongly considered dead enters as a late one. If all were considered dead, one of them goes on alone.
+The late learner takes over the weights, the strategy's vectors, and the assignment. Its optimizer is reset, or takes
+over the state of a member's (`OwnState`). A learner that was wrongly considered dead enters as a late one. If all were
+considered dead, one of them goes on alone.
 
 Ranks never change. The other learners do a lost learner's minibatches of the unfinished round
 (`murmur.core.assignment`).
@@ -20,11 +21,12 @@ Ranks never change. The other learners do a lost learner's minibatches of the un
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,23 +34,112 @@ from torch import Tensor
 from murmur.core.assignment import Assignment
 from murmur.core.flat import Layout, is_finite
 from murmur.core.group import Group, GroupAround, PeerLost, WorldMismatch, share_of
+from murmur.core.local_steps import LocalSteps
 from murmur.core.membership import View
-from murmur.core.source import SKIPPED_SAMPLES, Computed, Source
-from murmur.core.weights import Weights
+from murmur.core.source import SKIPPED_SAMPLES, Computed
 from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind, Named, Rendezvous, ThoughtLost
-from murmur.elastic.state_transfer import LOST, LearnerState, transfer_state
+
+LOST = -1  # key of all lost members together
+
+
+def no_bytes() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class OwnState:
+    """State beside weights and vectors that a late learner takes over.
+
+    Attributes:
+        give: Returns it as a vector of bytes, on the member that sends.
+        take: Takes it over.
+    """
+
+    give: Callable[[], Tensor]
+    take: Callable[[Tensor], None]
+
+
+@dataclass(frozen=True)
+class LearnerState:
+    """State of a learner between two rounds.
+
+    Attributes:
+        steps: Turns completed.
+        completed: Collectives that it has taken part in.
+        size: One more than the highest rank so far.
+        computed: Minibatches computed by each member until its last mean, by rank, and by lost members (`LOST`).
+        assignment: Assignment of minibatches to learners.
+        weights: Its weights w, shape (P,).
+        outer: The strategy's vectors.
+        buffers: Tensors of the model that are not weights; they are set in place.
+        own: Further state, a vector of bytes.
+    """
+
+    steps: int
+    completed: int
+    size: int
+    computed: Mapping[int, Computed]
+    assignment: Assignment
+    weights: Tensor
+    outer: Mapping[str, Tensor]
+    buffers: Layout
+    own: Tensor = field(default_factory=no_bytes)
+
+
+async def transfer_state(group: Group, mine: LearnerState, root: int, entering: bool) -> LearnerState:
+    """Send the state of member `root` to those that enter; the others keep theirs, which is the same. All call it.
+
+    Args:
+        group: Present members and those that enter.
+        mine: This learner's own state; for one that enters, only the shapes of weights and buffers matter.
+        root: A present member.
+        entering: True if this learner takes the state over.
+    """
+    facts = {
+        "steps": mine.steps,
+        "completed": mine.completed,
+        "size": mine.size,
+        "computed": [(rank, share.count, share.fingerprint) for rank, share in mine.computed.items()],
+        "assignment": asdict(mine.assignment),
+        "own": mine.own.numel(),
+        "outer": {name: [x.numel(), str(x.dtype).removeprefix("torch.")] for name, x in mine.outer.items()},
+    }
+    raw = torch.tensor(list(json.dumps(facts).encode()), dtype=torch.uint8)
+    length = int(await group.broadcast(torch.tensor([float(raw.numel())], dtype=torch.float64), root))
+    # Only root's facts count: another member may have fewer outer vectors (a leader has some of its own).
+    raw = await group.broadcast(raw if group.rank == root else torch.zeros(length, dtype=torch.uint8), root)
+    told = json.loads(bytes(raw.tolist()))
+    weights = await group.broadcast(mine.weights, root)
+    outer = {}
+    for name, (numel, dtype) in told["outer"].items():
+        x = mine.outer[name] if group.rank == root else weights.new_zeros(numel, dtype=getattr(torch, dtype))
+        outer[name] = await group.broadcast(x, root)
+    if mine.buffers.tensors:
+        buffers = await group.broadcast(mine.buffers.gather(), root)
+    own = await _own(group, mine.own, told["own"], root)
+    if not entering:
+        return mine
+    if mine.buffers.tensors:
+        mine.buffers.scatter(buffers)
+    counts = {name: told[name] for name in ("steps", "completed", "size")}
+    computed = {rank: Computed(*share) for rank, *share in told["computed"]}
+    received = _assignment(told["assignment"])
+    return replace(mine, **counts, computed=computed, assignment=received, weights=weights, outer=outer, own=own)
+
+
+async def _own(group: Group, own: Tensor, numel: int, root: int) -> Tensor:
+    if numel == 0:
+        return no_bytes()
+    return await group.broadcast(own if group.rank == root else no_bytes().new_empty(numel), root)
+
+
+def _assignment(told: Mapping[str, Any]) -> Assignment:
+    moved = {int(position): number for position, number in told["moved"].items()}
+    return Assignment(**{**told, "to": tuple(told["to"]), "moved": moved})
+
 
 NEVER = -1  # incarnation of a member that was lost before this learner saw it
 DEATH_SECONDS = 60.0  # after a failed collective, time for the membership table to show the lost member
-
-
-class Member(Protocol):
-    """State of a learner that it gives to late learners, or takes over from the others."""
-
-    steps: int
-    weights: Weights
-    outer: dict[str, Tensor]
-    source: Source
 
 
 @dataclass
@@ -65,24 +156,29 @@ class ElasticGroup(GroupAround):
 
     Args:
         world: Group of all learners; must tolerate loss.
-        me: This learner.
+        local: Gradients and steps of this learner.
+        outer: Vectors of its strategy.
         buffers: Returns the tensors that its model has now beside the weights.
         began: View once all learners had come; None: the present one. A member that was lost since then and is back is
             another one, which waits to be admitted.
         computed: Returns the minibatches that this learner has computed.
+        own: Further state that a late learner takes over; None: its optimizer is reset.
     """
 
     def __init__(
         self,
         world: Group,
-        me: Member,
+        local: LocalSteps,
+        outer: dict[str, Tensor],
         buffers: Callable[[], Layout],
         began: View | None = None,
         computed: Callable[[], Computed] = Computed,
+        own: OwnState | None = None,
     ) -> None:
         super().__init__(world)
         self.name = f"elastic {world.name}"
-        self.me, self.buffers = me, buffers
+        self.local, self.outer, self.buffers = local, outer, buffers
+        self._own = own or OwnState(no_bytes, lambda _: local.restart())
         self.adds_beside, self.tolerates_loss = False, True
         self.regrouped = self._formed = 0
         self._now: Group = world
@@ -104,6 +200,12 @@ class ElasticGroup(GroupAround):
         return tuple(sorted(self._members))
 
     @property
+    def present(self) -> tuple[int, ...]:
+        """Ranks of the members that are there, as far as this learner knows, and have not been started again."""
+        here = self.membership.view().incarnations
+        return tuple(r for r in self.live if here.get(r) == self._members[r] or r == self.rank)
+
+    @property
     def computed(self) -> Computed:
         """Minibatches that the members have computed until the latest mean, and lost members until their last one."""
         return sum(self._shares.values(), self._of_lost)
@@ -113,14 +215,17 @@ class ElasticGroup(GroupAround):
         return self
 
     def split(self, parts: Sequence[Sequence[int]]) -> Group | None:
-        """Return this group itself, for evaluation beside training.
-
-        Raises:
-            PeerLost: Other parts are asked for, which could not tolerate a lost learner.
-        """
+        """Return this group itself, for evaluation beside training; other parts could not tolerate a loss."""
         if [list(part) for part in parts] != [list(range(self.size))]:
             raise PeerLost(f"{self.name} cannot be split: its parts could not go on without a lost learner")
         return self
+
+    async def share_numbers(self, x: Tensor, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+        """Share a few numbers; those of learners that are not members are 0."""
+        table = x.new_zeros((self.size, len(numbers)), dtype=torch.float64)
+        table[self.rank] = table.new_tensor(numbers)
+        rows = (await self.start_sum(table.flatten())).view(self.size, -1).tolist()
+        return [tuple(row) for row in rows]
 
     async def mean(self, x: Tensor, weight: float = 1.0) -> Tensor:
         return await self._hold(partial(self._average, x, share_of(x, weight)), x, ends_round=True)
@@ -139,13 +244,13 @@ class ElasticGroup(GroupAround):
 
     async def _average(self, x: Tensor, weight: float, group: Group) -> Tensor:
         mine, late = self._computed_here() - self._before, float(bool(self._latecomers()))
-        numbers = (weight, late, float(is_finite(x)), float(mine.count), float(mine.fingerprint))
+        numbers = (weight, late, float(weight > 0 or is_finite(x)), float(mine.count), float(mine.fingerprint))
         said = await group.share_numbers(x, numbers)
         self._said = {r: Computed(*map(int, words[3:])) for r, words in zip(self.live, said, strict=True)}
         weights = [words[0] for words in said]
         self.total_weight, self._waiting = sum(weights), any(words[1] > 0 for words in said)
         assignment = self._next_assignment()
-        if self.total_weight == 0 and assignment.reached(self.me.steps) < assignment.total:
+        if self.total_weight == 0 and assignment.has_left(self.local.steps):
             # All members with samples are lost. Their minibatches will be done again, so this is not the end.
             weights, self.total_weight = [words[2] for words in said], SKIPPED_SAMPLES
         if not any(weights):
@@ -167,23 +272,22 @@ class ElasticGroup(GroupAround):
                 result = await self._recover(like, lost)
         if ends_round:
             self._shares = {r: share for r, share in self._said.items() if r in self._members}
-            self.me.source.assignment, self._begun = self._next_assignment(members), self.me.steps
+            self.local.source.turns.assignment, self._begun = self._next_assignment(members), self.local.steps
         self._completed += 1
         self._latest = Latest(result.clone(), self.total_weight, self._waiting)
         return result
 
     def _next_assignment(self, members: Mapping[int, int] | None = None) -> Assignment:
         """Return the assignment of the next round, once these members have averaged this one."""
-        assignment, left = self.me.source.assignment, self._members if members is None else members
+        assignment, left = self.local.source.turns.assignment, self._members if members is None else members
         missing = set(assignment.to) - left.keys()
-        return assignment.without(self._begun, self.me.steps, missing, sorted(left)) if missing else assignment
+        return assignment.without(self._begun, self.local.steps, missing, sorted(left)) if missing else assignment
 
     def _latecomers(self) -> dict[int, int]:
         view = self.membership.view()
         return {r: i for r, i in view.incarnations.items() if self._members.get(r) != i}
 
     async def welcome(self) -> None:
-        """Admit waiting learners between two rounds, if the latest mean has announced any."""
         while self._waiting:
             try:
                 self._now.close()
@@ -228,11 +332,7 @@ class ElasticGroup(GroupAround):
             return None
 
     async def _go_on_alone(self) -> None:
-        """Go on as the only member, if all learners were considered dead.
-
-        Raises:
-            LeftBehind: Other learners go on.
-        """
+        """Go on as the only member, if all were considered dead; raise `LeftBehind` if others go on."""
         named = await self._rendezvous.request_to_join(self._completed)
         if set(named.members) != {self.rank}:
             raise LeftBehind(named)
@@ -282,7 +382,6 @@ class ElasticGroup(GroupAround):
         return completed, new
 
     async def _share_result(self, completed: Sequence[float], like: Tensor | None) -> Tensor | None:
-        """Broadcast the result of the latest collective to the members that have not received it."""
         most, group, latest = max(completed), self._now, self._latest
         if min(completed) == most:
             return None
@@ -305,21 +404,23 @@ class ElasticGroup(GroupAround):
 
     async def _transfer(self, entering: bool, root: int, named: Named) -> None:
         """Transfer a learner's state between two rounds to new members, or take it over as one of them."""
-        me = self.me
+        local = self.local
         self._keep_shares_of_lost(named.members)
-        seen = (me.steps, self._completed, self.size, {**self._shares, LOST: self._of_lost})
-        state = LearnerState(*seen, me.source.assignment, me.weights.snapshot(), me.outer, self.buffers())
+        seen = (local.steps, self._completed, self.size, {**self._shares, LOST: self._of_lost})
+        own = self._own.give() if self._now.rank == root else no_bytes()
+        held = (local.weights.snapshot(), self.outer, self.buffers(), own)
+        state = LearnerState(*seen, local.source.turns.assignment, *held)
         given = await transfer_state(self._now, state, root, entering)
         if entering:
             self._shares = dict(given.computed)
             self._of_lost, self._before = self._shares.pop(LOST), self._computed_here()
-            me.weights.set_(given.weights)
-            me.outer.update(given.outer)
-            me.source.restart()
-        me.steps, self._completed, self.size = given.steps, given.completed, given.size
-        assignment = given.assignment
-        me.source.assignment = assignment.anew(me.steps, assignment.reached(me.steps), sorted(named.members))
-        self._begun = me.steps
+            local.weights.set_(given.weights)
+            self.outer.update(given.outer)
+            self._own.take(given.own)
+        local.steps, self._completed, self.size = given.steps, given.completed, given.size
+        local.source.turns.assignment = given.assignment
+        local.assign(given.assignment.reached(local.steps), sorted(named.members))
+        self._begun = local.steps
 
     async def enter(self, named: Named | None = None) -> None:
         """Join learners that are under way, once they admit this one between two rounds.

@@ -87,11 +87,7 @@ class Rendezvous:
         return Named(dict(zip(pairs[::2], pairs[1::2], strict=True)), f"again {first}.{incarnation}.{number}")
 
     def view(self, members: Mapping[int, int]) -> View:
-        """Return the present view of the membership table.
-
-        Raises:
-            ThoughtLost: It does not hold this learner in its present incarnation.
-        """
+        """Return the present view; raise `ThoughtLost` if it does not hold this learner as it is now."""
         view = self.world.membership.view(fresh=True)
         if view.incarnations.get(self.rank) != members[self.rank]:
             raise ThoughtLost
@@ -158,7 +154,7 @@ class Rendezvous:
         while True:
             view = self.world.membership.view(fresh=True)
             own = view.incarnations.get(self.rank)
-            if view.left > 0 or (completed == NOTHING_HELD and self.world.membership.spent):
+            if view.left > 0 or (completed == NOTHING_HELD and self.world.membership.over):
                 raise RunOver
             if own is not None and told != (own, view.number):
                 told, quiet = (own, view.number), 0.0
@@ -187,7 +183,7 @@ class Rendezvous:
         first = max(held, key=lambda r: (held[r], -r)) if held.keys() >= set(view.live) else None
         if first is not None and held[first] == NOTHING_HELD:
             raise PeerLost("all learners with the model are gone: start the run again from its newest checkpoint")
-        if first != self.rank and self.world.membership.spent:
+        if first != self.rank and self.world.membership.over:
             raise RunOver
         return first
 

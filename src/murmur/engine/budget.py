@@ -36,7 +36,6 @@ class Budget:
                 raise ValueError(f"budget.{name} must be finite and not negative, got {value}")
 
     def total(self, task: Task) -> int:
-        """Return the number of minibatches of the budget."""
         if self.minibatches is not None:
             return self.minibatches
         if self.samples is not None:

@@ -1,19 +1,24 @@
-"""Counters of a learner, and the limit on non-finite losses and gradients.
+"""Counters of a learner, and its checks for losses, gradients, steps and weights that are not finite.
 
-A minibatch whose loss or gradient is not finite is skipped. One such minibatch is an accident of the data; many in a
-row mean that training has diverged.
+A minibatch with such numbers is skipped: it has no weight in any mean. One is an accident of the data; many in a row
+mean that training has diverged. A learner whose weights are not finite waits for finite ones of the others, and its
+optimizer then starts again.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from murmur.core.counted import counted
+from murmur.core.flat import Layout, is_finite
 from murmur.core.group import Group
+from murmur.core.source import SKIPPED_SAMPLES, Gradient
 
 log = logging.getLogger(__name__)
 BETWEEN = 10
@@ -29,12 +34,10 @@ class Counters:
     Attributes:
         most_in_a_row: Number of consecutive skipped minibatches that ends the run.
         loss: Mean loss per sample of the latest minibatch that was not skipped; nan before the first.
-        first_loss: Loss of the first minibatch of the run.
         recent_loss: Exponential mean of the losses; the newest has weight 0.1.
         rate: Learning rate of the latest step; nan before the first.
         steps: Number of gradients of this learner in earlier launches.
         skipped: Number of minibatches whose loss or gradient was not finite.
-        skipped_in_a_row: Number of the latest consecutive ones.
         replaced: Number of times that weights of other learners replaced its own, which were not finite.
         replaced_in_a_row: Number of the latest ones with few good minibatches between (see `BETWEEN`).
         good_since: Number of good minibatches since then.
@@ -67,12 +70,7 @@ class Counters:
         self.good_since += 1
 
     def diverges(self, heldout: float, lowest: float) -> bool:
-        """True if training has diverged: loss worse than at the beginning, and held-out loss worse than before.
-
-        Args:
-            heldout: Held-out loss now.
-            lowest: Lowest held-out loss so far, including this one.
-        """
+        """True if training has diverged, at a held-out loss now and the lowest one so far, including this."""
         if not math.isfinite(heldout):
             return True
         if heldout > lowest:
@@ -80,11 +78,6 @@ class Counters:
         return self.first_loss > 0 and self.recent_loss > (1 + RISE) * self.first_loss
 
     def skip(self, n: int, what: str) -> None:
-        """Count minibatch n as skipped because of its loss or gradient.
-
-        Raises:
-            FloatingPointError: Too many in a row; with advice.
-        """
         self.skipped += 1
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= self.most_in_a_row:
@@ -94,16 +87,10 @@ class Counters:
         log.warning("minibatch %d is skipped: %s (%d skipped so far)", n, what, self.skipped)
 
     def wait(self, n: int) -> None:
-        """Count minibatch n as skipped because this learner's weights are not finite."""
         self.skipped += 1
         log.warning("minibatch %d is skipped: the weights are not finite (%d skipped so far)", n, self.skipped)
 
     def still_broken(self) -> None:
-        """Count a round that has left the weights not finite.
-
-        Raises:
-            FloatingPointError: Too many rounds in a row; with advice.
-        """
         self.rounds_broken += 1
         if self.rounds_broken >= self.most_in_a_row:
             raise FloatingPointError(
@@ -111,11 +98,6 @@ class Counters:
             )
 
     def skip_step(self) -> None:
-        """Count a step that is left out because the mean gradient is not finite.
-
-        Raises:
-            FloatingPointError: Too many in a row; with advice.
-        """
         self.skipped += 1
         self.bad_steps += 1
         if self.bad_steps >= self.most_in_a_row:
@@ -125,11 +107,6 @@ class Counters:
         log.warning("a step is left out: its gradient is not finite (%s so far)", counted(self.skipped, "minibatch"))
 
     def replace(self) -> None:
-        """Count a replacement of weights that were not finite by those of other learners.
-
-        Raises:
-            FloatingPointError: Too many in a row; with advice.
-        """
         self.replaced += 1
         self.replaced_in_a_row = self.replaced_in_a_row + 1 if self.good_since < BETWEEN * self.most_in_a_row else 1
         self.good_since = self.skipped_in_a_row = self.rounds_broken = 0
@@ -141,22 +118,16 @@ class Counters:
         log.warning("weights that were not finite are replaced by the others' (replacement %d)", self.replaced)
 
     def share(self, group: Group) -> None:
-        """Add the counts of this learner to those of all, at the end of a run."""
         group.count("skipped", self.skipped)
         group.count("replaced", self.replaced)
 
     def described(self, steps: int) -> dict[str, Any]:
-        """Return the counters as JSON types; `steps` counts this launch."""
+        """Return the counters as JSON types, with `steps` more of this launch."""
         kept = {name: value for name, value in vars(self).items() if name != "most_in_a_row"}
         kept["steps"] = self.steps + steps
         return {name: value if math.isfinite(value) else None for name, value in kept.items()}
 
     def read(self, described: Mapping[str, Any]) -> None:
-        """Set the counters to the result of `described`.
-
-        Raises:
-            ValueError: A value is no number.
-        """
         for name, value in described.items():
             if not isinstance(value, int | float | None):
                 raise ValueError(f"the counter {name!r:.40} is {value!r:.40}, not a number")
@@ -171,3 +142,69 @@ def tell_bad_numbers(group: Group) -> None:
             "%s skipped, whose losses or gradients were not finite; %s of weights that were not finite",
             *(counted(skipped, "minibatch"), counted(replaced, "replacement")),
         )
+
+
+class BadNumbers:
+    """Checks of one learner's gradients, steps and weights, which raise FloatingPointError if too many are bad.
+
+    Attributes:
+        broken: True if the weights were not finite at the last check.
+    """
+
+    def __init__(self, layout: Layout, counters: Counters, learners: int) -> None:
+        self.layout, self.counters, self.learners = layout, counters, learners
+        self.broken = False
+
+    def judge(self, n: int, drawn: Gradient, finite: bool) -> Gradient:
+        """Return the gradient of minibatch n; one without weight if its loss or an element is not finite.
+
+        An element counts only if `finite` is false: hooks take a gradient that they have passed on already.
+        """
+        if not math.isfinite(drawn.loss):
+            self._skip_or_wait(n, f"the loss is {drawn.loss}")
+        elif not finite:
+            self.counters.skip(n, f"the gradient is not finite, at a loss of {drawn.loss:.4g}")
+        else:
+            self.counters.good(drawn.loss)
+            return drawn
+        return replace(self.weightless(drawn.g), broken=self.broken)
+
+    def judge_without_loss(self, n: int, drawn: Gradient, finite: bool) -> Gradient:
+        """Return the gradient of minibatch n, whose loss is unknown; one without weight if it is not finite."""
+        if finite:
+            self.counters.good(math.nan)
+            return drawn
+        self._skip_or_wait(n, "the gradient is not finite")
+        return replace(self.weightless(drawn.g), broken=self.broken)
+
+    def _skip_or_wait(self, n: int, what: str) -> None:
+        self.broken = not is_finite(self.layout.gather())
+        if self.broken and self.learners > 1:
+            self.counters.wait(n)
+        else:
+            self.counters.skip(n, what)
+
+    def weightless(self, g: Tensor) -> Gradient:
+        g.zero_()
+        return Gradient(g, [False] * len(self.layout.tensors), SKIPPED_SAMPLES, self.counters.loss)
+
+    def allow_step(self, finite: bool) -> bool:
+        """Return True for a finite gradient of a step; count another one, a mean with the same bits on all learners."""
+        if not finite:
+            self.counters.skip_step()
+            return False
+        self.counters.bad_steps = 0
+        return True
+
+    def end_round(self, restart: Callable[[], None]) -> None:
+        """Restart the optimizer if finite weights have come in place of bad ones; count the round if they have not."""
+        if self.broken and is_finite(self.layout.gather()):
+            restart()  # the optimizer's state that led to these weights must not be kept
+        elif self.broken:
+            self.counters.still_broken()
+
+    def restarted(self) -> None:
+        """Count a restart of the optimizer that followed bad weights."""
+        if self.broken and is_finite(self.layout.gather()):
+            self.broken = False
+            self.counters.replace()

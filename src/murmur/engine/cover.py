@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from murmur.core.barrier import Barrier
 from murmur.core.errors import IncompleteRun
-from murmur.core.group import Group
+from murmur.core.group import Barrier, Group
 from murmur.core.learner import Learner
 from murmur.core.source import Computed
 from murmur.elastic.elastic_group import ElasticGroup
@@ -28,22 +27,8 @@ COUNT, FINGERPRINT, TOLD, LEFT = "computed", "computed fingerprint", "learners t
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1e-4, 0.1
 
 
-class Cover:
-    """Number and fingerprint of the minibatches that one learner has computed in this launch."""
-
-    def __init__(self) -> None:
-        self.count = self.fingerprint = 0
-
-    def add(self, n: int) -> None:
-        """Count minibatch n as computed here."""
-        self.count += 1
-        self.fingerprint = (self.fingerprint + pow(BASE, n, PRIME)) % PRIME
-
-    def tell(self, group: Group) -> None:
-        """Add this learner's part to the counters; called once, at its end."""
-        group.count(COUNT, self.count)
-        group.count(FINGERPRINT, self.fingerprint)
-        group.count(TOLD, 1)
+def with_one(computed: Computed, n: int) -> Computed:
+    return Computed(computed.count + 1, (computed.fingerprint + pow(BASE, n, PRIME)) % PRIME)
 
 
 def leave(group: Group) -> None:
@@ -58,45 +43,37 @@ def wanted(first: int, total: int, moved: Mapping[int, int]) -> int:
     return (whole + sum(pow(BASE, n, PRIME) - pow(BASE, position, PRIME) for position, n in kept)) % PRIME
 
 
-async def check(me: Learner, cover: Cover, due: Computed) -> None:
-    """Add this learner's part, wait until all have added theirs, and compare the sums with those of the budget.
+async def check(me: Learner, computed: Computed, due: Computed) -> None:
+    """Add this learner's part, wait until all have added theirs, and compare the sums with those `due`.
 
     If a learner was lost, joined late or stopped early, its part is unknown, and its minibatches may have been computed
     again: the membership table is asked instead. An elastic group is checked by `check_elastic`.
-
-    Args:
-        me: Learner that has taken its last gradient.
-        cover: Its part.
-        due: Sums of the minibatches of the launch.
 
     Raises:
         IncompleteRun: Minibatches are missing, or were computed more than once.
     """
     if isinstance(me.group, ElasticGroup):
         return
-    cover.tell(me.seat.group)
     group, pause = me.seat.group, 0.0  # no wait is needed if all end at the same moment
+    group.count(COUNT, computed.count)
+    group.count(FINGERPRINT, computed.fingerprint)
+    group.count(TOLD, 1)
     while (told := group.count(TOLD)) < group.size and group.count(LEFT) == 0 and group.membership.complete:
         await me.seat.sleep(pause)
         pause = min(max(PAUSE_SECONDS, 2 * pause), LONGEST_PAUSE_SECONDS)
     if told >= group.size and group.membership.complete:
         _compare(Computed(group.count(COUNT), group.count(FINGERPRINT)), due)
-    elif not me.lock_step and not me.follows:  # in lock-step the next mean fails
+    elif not me.lock_step and not me.role.follows:  # in lock-step the next mean fails
         await _check_claims(me, due)
 
 
 def check_elastic(me: Learner, due: Computed) -> None:
-    """Compare the sums of all members of an elastic group, those of lost ones included, after a mean of all.
-
-    Raises:
-        IncompleteRun: As for `check`.
-    """
+    """Compare the sums of all members of an elastic group, those of lost ones included, after a mean of all."""
     if isinstance(me.group, ElasticGroup):
         _compare(me.group.computed, due)
 
 
 async def _check_claims(me: Learner, due: Computed) -> None:
-    """Ask the membership table for minibatches that are not done; without claims, compare the parts of the others."""
     undone = me.group.membership.undone
     if undone is None:
         barrier = Barrier(me.seat.group, TOLD)

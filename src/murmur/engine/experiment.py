@@ -7,21 +7,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
+
+from torch import nn
 
 from murmur.core.buffers import check_rules
 from murmur.core.facts import training_learners
 from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD, OptimizerFactory
-from murmur.engine.published import Published
 from murmur.engine.scaling import Auto, Scaled, Scaling
 from murmur.engine.schedule import Constant, Schedule
-from murmur.engine.task import Task, piece_of
+from murmur.engine.task import Divisible, Task
 
 # Metadata of a field without `repr` that was added to a setting after runs were made with it. Descriptions and digests
 # name it only where its value is not the default, so that those of earlier runs stay.
 ADDED = MappingProxyType({"added": True})
+
+
+class Initialiser(Protocol):
+    """Function that puts initial weights into a new model."""
+
+    def __call__(self, model: nn.Module) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Experiment:
         buffers: Rules of the model's buffers ("mean", "first", "own"), by name or pattern (`*.mask`), in place of those
             that `murmur.core.buffers` lists.
         published: Figures of a publication about this experiment, with which plans and simulations are compared.
+        initial: Source of initial weights, such as a trained model; None leaves those that the task draws.
     """
 
     task: Task
@@ -64,6 +72,7 @@ class Experiment:
     begun: Scaled | None = field(default=None, repr=False)
     published: Published | None = field(default=None, repr=False)  # changes nothing either
     buffers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False, metadata=ADDED)
+    initial: Initialiser | None = field(default=None, repr=False, metadata=ADDED)
 
     def __post_init__(self) -> None:
         check_rules(self.buffers)
@@ -83,11 +92,9 @@ class Experiment:
             raise ValueError(f"max_gradient_norm must be positive or None, got {self.max_gradient_norm}")
 
     def scaled(self, learners: int, cut: int | None = None) -> Experiment:
-        """Return the experiment with the rule of its run.
+        """Return the experiment with the rule of its run, for so many learners at the start, servers included.
 
-        Args:
-            learners: Number of learners at the start, servers included.
-            cut: Pieces of each minibatch, if the run has begun already; the whole rule follows from it.
+        If the run has begun already, with minibatches in `cut` pieces, the whole rule follows from their number.
         """
         if self.begun is not None:
             return self
@@ -108,24 +115,31 @@ class Experiment:
 
     @property
     def per_epoch(self) -> int:
-        """Minibatches of learners, pieces that is, in one pass over the corpus."""
+        """Minibatches of learners (pieces) in one pass over the corpus."""
         return self.task.per_epoch * self.cut
 
     @property
     def total(self) -> int:
-        """Minibatches of learners in the whole budget."""
         return self.budget.total(self.task) * self.cut
 
-    def minibatch(self, n: int, number: int = 0, of: int = 1) -> Any:
-        """Return piece `number` of `of` of a learner's minibatch n; None if it has no samples.
+    def model(self) -> nn.Module:
+        """Return a new model of the task, with the initial weights; the caller seeds torch's generator."""
+        model = self.task.model()
+        if self.initial is not None:
+            self.initial(model)
+        return model
 
-        Raises:
-            ValueError: The task cannot cut its minibatches.
-        """
+    def minibatch(self, n: int, number: int = 0, of: int = 1) -> Any:
+        """Return piece `number` of `of` of a learner's minibatch n; None if it has no samples."""
         if self.cut * of == 1:
             return self.task.minibatch(n)
         whole, place = divmod(n, self.cut)
-        return piece_of(self.task, whole, place * of + number, self.cut * of)
+        if not isinstance(self.task, Divisible):
+            raise ValueError(
+                f"{type(self.task).__name__} cannot cut its minibatches in {self.cut * of}: leave them whole, or give"
+                " it `piece` and `most_pieces` (murmur.engine.task.Divisible)"
+            )
+        return self.task.piece(whole, place * of + number, self.cut * of)
 
     def digest(self) -> str:
         """Sixteen hexadecimal digits; equal if and only if the described experiments are equal."""
@@ -176,7 +190,6 @@ def describe(value: Any) -> Any:
 
 
 def _is_new(declared: Field[Any], value: Any) -> bool:
-    """True for a field that was added later and has another value than its default."""
     if not declared.metadata.get("added"):
         return False
     made = declared.default_factory
@@ -190,3 +203,26 @@ def _declared(value: Any, annotation: Any) -> Any:
     declared = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     options = {option.strip() for option in declared.split("|")}
     return float(value) if "float" in options and "int" not in options else value
+
+
+@dataclass(frozen=True)
+class Published:
+    """Figures that a publication gives for an experiment.
+
+    Attributes:
+        paper: Authors, year, place.
+        hours: Hours of the whole training, by number of learners.
+        speed_ups: Speed-up over one learner, by number of learners.
+        note: Conditions under which the figures hold, and other figures of the paper.
+    """
+
+    paper: str
+    hours: Mapping[int, float] = field(default_factory=dict)
+    speed_ups: Mapping[int, float] = field(default_factory=dict)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for what in ("hours", "speed_ups"):
+            for learners, value in getattr(self, what).items():
+                if learners < 1 or not 0 < value < float("inf"):
+                    raise ValueError(f"Published.{what} needs positive finite figures, got {{{learners}: {value}}}")

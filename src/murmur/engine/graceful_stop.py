@@ -1,7 +1,7 @@
 """Graceful stop: on request, learners save a checkpoint and end.
 
 In lock-step all learners must stop at the same boundary, although the request reaches them at different times. About
-once a second, after a number of boundaries that is the same for all, they therefore take a mean of two numbers. Without
+once a second, after a number of boundaries that is the same for all, they therefore share two numbers. Without
 lock-step each learner saves and ends by itself; learners that hold the model stay until the others have saved.
 """
 
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-
-import torch
 
 from murmur.core.group import Group, PeerLost
 from murmur.core.learner import Learner
@@ -24,17 +22,11 @@ WAIT_SECONDS = 10.0  # longest wait of a learner that has saved for the others, 
 Asked = Callable[[], bool]
 
 
-class GracefulStop:
-    """Graceful stop of one learner.
+class StopTogether:
+    """Agreement of learners in lock-step on the boundary at which they stop, once any of them was `asked` to."""
 
-    Args:
-        source: Source of the learner's gradients, with the progress of the run.
-        asked: Returns True after a request to stop this process.
-        save: Writes this learner's part of the checkpoint after a number of minibatches.
-    """
-
-    def __init__(self, source: TaskSource, asked: Asked, save: Callable[[Learner, int], None]) -> None:
-        self.source, self.asked, self._save = source, asked, save
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
         self._period = self._left = 1  # boundaries between two checks, and until the next one
         self._since = 0.0
         self._regrouped = -1
@@ -44,21 +36,11 @@ class GracefulStop:
         """Skip the check at this boundary, for a learner that joins late: the others have made it."""
         self._entered = True
 
-    async def together(self, me: Learner, done: int, beside: Group) -> None:
-        """Stop at a boundary of lock-step learners, after `done` minibatches, if any of them was asked to.
-
-        Raises:
-            StoppedGracefully: A learner was asked to stop; all learners have saved.
-        """
+    async def agree(self, me: Learner, beside: Group) -> bool:
+        """Return True if all stop at this boundary; `beside` is a group of the same learners for such exchanges."""
         if self._entered:
             self._entered, self._regrouped = False, -1
-            return
-        if done < self.source.total and await self._agree(me, beside):
-            self._save(me, done)
-            raise StoppedGracefully(done)
-
-    async def _agree(self, me: Learner, beside: Group) -> bool:
-        """Return True if all learners stop here; the result is the same on every learner."""
+            return False
         now, regrouped = me.seat.now, me.group.regrouped
         if len(me.group.live) == 1:
             return self.asked()
@@ -67,18 +49,31 @@ class GracefulStop:
         self._left -= 1
         if self._left > 0:
             return False
-        pace = (now - self._since) / self._period
-        asked, pace = (await beside.mean(torch.tensor([self.asked(), pace], dtype=torch.float64))).tolist()
-        self._period = self._left = max(1, min(2 * self._period, int(CHECK_SECONDS / max(pace, 1e-9))))
+        mine = (float(self.asked()), (now - self._since) / self._period)
+        asked, paces = zip(*await beside.share_numbers(me.weights.layout.empty()[:0], mine), strict=True)
+        self._period = self._left = max(1, min(2 * self._period, int(CHECK_SECONDS / max(*paces, 1e-9))))
         self._since = me.seat.now
-        return bool(asked > 0)
+        return any(asked)
+
+
+class GracefulStop:
+    """Graceful stop of one learner: `asked` tells a request to this process, `save` writes a part of the checkpoint."""
+
+    def __init__(self, source: TaskSource, asked: Asked, save: Callable[[Learner, int], None]) -> None:
+        self.source, self.asked, self._save = source, asked, save
+        self._together = StopTogether(asked)
+
+    def enter(self) -> None:
+        self._together.enter()
+
+    async def together(self, me: Learner, done: int, beside: Group) -> None:
+        """Stop, by `StoppedGracefully`, at a boundary of lock-step learners if any of them was asked to."""
+        if done < self.source.total and await self._together.agree(me, beside):
+            self._save(me, done)
+            raise StoppedGracefully(done)
 
     async def alone(self, me: Learner, claimed: int) -> None:
-        """Stop between two gradients of a learner without lock-step, with a number of minibatches claimed, if asked to.
-
-        Raises:
-            StoppedGracefully: This process was asked to stop, and has saved.
-        """
+        """Stop a learner without lock-step between two gradients, with a number of minibatches claimed, if asked to."""
         if not self.asked():
             return
         group, takers = me.group, me.averager.takers or ()
@@ -90,11 +85,7 @@ class GracefulStop:
         await self._stop(me)
 
     async def at_end(self, me: Learner) -> None:
-        """Stop a learner without lock-step and without work, before it saves the end of the run, if all were asked to.
-
-        Raises:
-            StoppedGracefully: Others have stopped on the same request, and have left minibatches.
-        """
+        """Stop a learner without work before it saves the end of the run, if others have stopped on the request."""
         if self.asked() and me.group.count("stopped") > 0:
             await self._stop(me)
 
@@ -114,10 +105,10 @@ class GracefulStop:
 
     async def _rest(self, me: Learner, at: int) -> bool:
         """Bring what the strategy has under way to its end, and save again; return False if there is nothing."""
-        if me.rest is None:
+        if me.outer.rest is None:
             return False
         try:
-            await me.rest()
+            await me.outer.rest()
         except PeerLost as lost:
             log.warning("what was under way at the stop is left to the next launch: %s", lost)
         self._save(me, at)
@@ -125,7 +116,6 @@ class GracefulStop:
 
 
 async def _all_have(me: Learner, counter: str, end: float) -> None:
-    """Count this learner, and wait until all live ones have been counted, or until `end`."""
     me.group.count(counter, 1)
     while me.group.count(counter) < len(me.view) and me.seat.now < end:
         await me.seat.sleep(me.averager.poll_seconds)

@@ -13,85 +13,27 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
+
+from murmur.accelerator.device import CopyStream, is_accelerator
 
 REMEMBERED = 8  # number of minibatches whose times are kept
 
 
-class Lane(Protocol):
-    """Transfer of minibatches to the learner's device."""
-
-    def send(self, minibatch: Any) -> Any:
-        """Start the transfer; called by the thread that made the minibatch."""
-
-    def receive(self, sent: Any) -> Any:
-        """Return the minibatch on the device, ready for the computing stream; called in the learner's thread."""
-
-
-class HostLane:
-    """Transfer to the CPU, which copies nothing."""
-
-    def send(self, minibatch: Any) -> Any:
-        """Return the minibatch unchanged."""
-        return minibatch
-
-    def receive(self, sent: Any) -> Any:
-        """Return the minibatch unchanged."""
-        return sent
-
-
-class CudaLane:
-    """Transfer from pinned memory on a separate CUDA stream."""
-
-    def __init__(self, device: str) -> None:
-        self._device = torch.device(device)
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-
-    def send(self, minibatch: Any) -> Any:
-        """Start the copies, and record an event after them."""
-        with torch.cuda.stream(self._stream):
-            moved = each_tensor(minibatch, lambda t: t.pin_memory().to(self._device, non_blocking=True))
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self._stream)
-        return moved, done
-
-    def receive(self, sent: Any) -> Any:
-        """Make the computing stream, not the host, wait for the copies, and keep their memory until then."""
-        moved, done = sent
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_event(done)
-
-        def keep(tensor: Tensor) -> Tensor:
-            tensor.record_stream(computing)
-            return tensor
-
-        return each_tensor(moved, keep)
-
-
-def lane_to(device: str) -> Lane:
-    """Return the lane to a device."""
-    return CudaLane(device) if device.startswith("cuda") else HostLane()
-
-
 class Prefetch:
-    """Makes minibatches in one background thread, at most `ahead` of them at a time.
+    """Makes minibatches in one background thread, at most `ahead` of them at a time, and copies them to a device.
 
     Args:
         make: Function that returns minibatch n; called in the background and in the learner's thread, possibly at once.
         ahead: Largest number of minibatches in progress or ready; 0 makes each when it is needed.
-        lane: Transfer to the device.
-
-    Raises:
-        ValueError: `ahead` is negative.
+        device: Device to which they are copied.
     """
 
-    def __init__(self, make: Callable[[int], Any], ahead: int, lane: Lane) -> None:
-        if ahead < 0:
-            raise ValueError(f"at least 0 minibatches can be prepared ahead, not {ahead}")
-        self._make, self.ahead, self._lane = make, ahead, lane
+    def __init__(self, make: Callable[[int], Any], ahead: int, device: str = "cpu") -> None:
+        self._make, self.ahead = make, ahead
+        self._copies = CopyStream(device) if is_accelerator(device) else None
         self._coming: dict[int, Future[Any]] = {}
         self._changing = Lock()
         self._seconds: deque[float] = deque([0.0], maxlen=REMEMBERED)
@@ -100,13 +42,16 @@ class Prefetch:
     def get(self, n: int) -> Any:
         """Return minibatch n on the device; waits if it is not ready, and makes it here if no thread has begun it.
 
-        Raises:
-            Exception: Any exception that was raised when the minibatch was made, possibly earlier in the background.
+        An error that was raised when it was made, possibly earlier in the background, is raised here.
         """
         with self._changing:
             waiting = self._coming.pop(n, None)
         sent = self._sent(n) if waiting is None or waiting.cancel() else waiting.result()
-        return self._lane.receive(sent)
+        if self._copies is None:
+            return sent
+        moved, done = sent
+        self._copies.await_copies(done)  # on the computing stream: the host does not wait
+        return each_tensor(moved, self._copies.use)
 
     def expect(self, numbers: Sequence[int]) -> None:
         """Prefetch these minibatches, in this order; drops all others, and those beyond `ahead`."""
@@ -134,7 +79,6 @@ class Prefetch:
         return max(self._seconds) if self.ahead else 0.0
 
     def close(self) -> None:
-        """End the thread after the minibatch in progress."""
         with self._changing:
             self._coming.clear()
             thread, self._thread = self._thread, None  # a claim may still arrive from another thread
@@ -143,7 +87,10 @@ class Prefetch:
 
     def _sent(self, n: int) -> Any:
         began = time.monotonic()
-        sent = self._lane.send(self._make(n))
+        sent = self._make(n)
+        if self._copies is not None:
+            with self._copies.copying() as done:
+                sent = each_tensor(sent, self._copies.copy), done
         self._seconds.append(time.monotonic() - began)
         return sent
 
@@ -163,5 +110,4 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def to_device(value: Any, device: str) -> Any:
-    """Copy the tensors of a minibatch to a device, in this thread."""
     return value if device == "cpu" else each_tensor(value, lambda t: t.to(device, non_blocking=True))

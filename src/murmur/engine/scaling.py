@@ -31,11 +31,9 @@ class Fixed:
     """The experiment's settings for every number of learners; each learner takes whole minibatches."""
 
     def of(self, learners: int, task: object, strategy: object, schedule: object) -> Scaled:  # noqa: ARG002 - fixed
-        """Return the rule that changes nothing."""
         return self.with_cut(1, strategy, schedule)
 
     def with_cut(self, cut: int, strategy: object, schedule: object) -> Scaled:  # noqa: ARG002 - fixed
-        """Return the rule that changes nothing, for a run that has begun with minibatches cut in so many pieces."""
         return Scaled(cut=cut, warm=0.0, rate=False, horizons=False)
 
 
@@ -63,11 +61,9 @@ class Auto:
             raise ValueError(f"Auto.noise must be from 0 to 0.5, got {self.noise}")
 
     def of(self, learners: int, task: object, strategy: object, schedule: object) -> Scaled:
-        """Return the rule for a run that starts with so many learners."""
         return self.with_cut(self._cut(learners, task), strategy, schedule)
 
     def with_cut(self, cut: int, strategy: object, schedule: object) -> Scaled:
-        """Return the rule for minibatches that are cut in so many pieces."""
         facts = Facts.of(strategy)
         free = not (facts.follows_growth or getattr(schedule, "follows_growth", False))
         pieces = 1.0 if facts.gradients_a_step is None else max(1.0, cut / facts.gradients_a_step)
@@ -101,16 +97,10 @@ class Scaled:
     noisy: float = 1.0
 
     def growth(self, learners: int) -> float:
-        """Return G = L / c; 1 / c if steps are added."""
         return (1 if self.adds else learners) / self.cut
 
     def factor(self, fraction: float, learners: int) -> float:
-        """Return the factor on the learning rates.
-
-        Args:
-            fraction: Share of the budget that is used, 0 to 1.
-            learners: Present number of learners L.
-        """
+        """Return the factor on the learning rates for the used `fraction` of the budget (0 to 1) and L learners."""
         growth = self.growth(learners)
         if not self.rate or growth == 1:
             return 1.0
@@ -153,7 +143,6 @@ def scaling(strategy: object, pieces: int = 1, warm: float = 0.3) -> Scaled:
 
 
 def described(rule: Scaled, learners: int, optimizer: Any) -> str:
-    """Return the chosen values in one line."""
     growth = rule.growth(learners)
     told = [f"minibatch of a turn x {growth:g}" + (f", cut in {rule.cut}" if rule.cut > 1 else "")]
     if rule.rate and growth != 1:

@@ -14,18 +14,6 @@ from itertools import pairwise
 
 from murmur.core.learner import Progress
 
-__all__ = [
-    "Constant",
-    "Cosine",
-    "Exponential",
-    "LargeBatch",
-    "NewBob",
-    "Schedule",
-    "TimesLearners",
-    "WarmUpAnneal",
-    "listens",
-]
-
 Schedule = Callable[[Progress], float]
 ROUNDING_EPOCHS = 1e-9  # of differences of epochs; a minibatch is longer
 
@@ -36,11 +24,6 @@ def listens(schedule: Schedule) -> bool:
 
 
 def _check(schedule: object, positive: Sequence[str] = (), not_negative: Sequence[str] = ()) -> None:
-    """Check settings of a schedule.
-
-    Raises:
-        ValueError: One is not finite, or out of its range; names it.
-    """
     for name in (*positive, *not_negative):
         value = getattr(schedule, name)
         if not (math.isfinite(value) and (value > 0 if name in positive else value >= 0)):
@@ -140,7 +123,6 @@ class TimesLearners:
 
     @property
     def listens(self) -> bool:
-        """True if the inner schedule depends on held-out losses."""
         return listens(self.schedule)
 
     def __call__(self, at: Progress) -> float:
@@ -196,11 +178,6 @@ class NewBob:
             raise ValueError(f"NewBob needs ratio <= 1 and a finite improvement, got {self}")
 
     def __call__(self, at: Progress) -> float:
-        """Return the factor.
-
-        Raises:
-            ValueError: The strategy is not in lock-step.
-        """
         if at.heldout is None:
             raise ValueError(
                 "NewBob needs held-out losses that all learners know, but learners of this strategy do not meet at"

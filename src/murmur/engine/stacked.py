@@ -17,8 +17,7 @@ from torch.func import functional_call, vmap
 
 from murmur.core.flat import Layout
 from murmur.core.model_mode import into_training
-from murmur.core.pending_gradient import PendingGradient
-from murmur.core.source import Gradient
+from murmur.core.source import Gradient, PendingGradient
 from murmur.engine.experiment import Experiment
 from murmur.engine.task import Stackable
 from murmur.engine.task_source import TaskSource
@@ -40,7 +39,7 @@ def check_stackable(experiment: Experiment) -> None:
     task = experiment.task
     if not isinstance(task, Stackable):
         raise NotStackable(f"{type(task).__name__} does not offer gradients of many learners at once (Stackable)")
-    model = into_training(task.model())
+    model = into_training(experiment.model())
     if Layout.buffers(model).tensors:
         raise NotStackable("the model has running statistics, which every learner keeps by itself")
     if hasattr(experiment.optimizer(model), "preconditioning"):
@@ -53,11 +52,6 @@ def check_stackable(experiment: Experiment) -> None:
 
 
 def draw_together(drawings: Sequence[PendingGradient]) -> list[Gradient]:
-    """Compute the pending gradients in their order, those of minibatches with equal shapes together.
-
-    Raises:
-        FloatingPointError: As for `TaskSource.draw`.
-    """
     tasks, sources = zip(*[source_of(pending) for pending in drawings], strict=True)
     found: dict[int, Gradient] = {}
     minibatches: dict[int, tuple[tuple[Tensor, ...], float]] = {}
@@ -80,11 +74,6 @@ def draw_together(drawings: Sequence[PendingGradient]) -> list[Gradient]:
 
 
 def source_of(pending: PendingGradient) -> tuple[Stackable, TaskSource]:
-    """Return the source of a pending gradient, and its task.
-
-    Raises:
-        TypeError: The task is not `Stackable`, or the gradient is wanted bucket by bucket.
-    """
     source = pending.source
     if not isinstance(source, TaskSource) or not isinstance(source.task, Stackable) or pending.before_backward:
         raise TypeError(f"minibatch {pending.n} is not of a Stackable, or its gradient is wanted bucket by bucket")
@@ -99,9 +88,7 @@ def gradients_of(
 ) -> tuple[list[Tensor | None], list[float]]:
     """Return gradients of the mean losses of L models, each on its minibatch, by one forward and one backward pass.
 
-    Returns:
-        For each trainable tensor, in the order of `Layout.trainable`, the gradients (L, ...), or None without a
-        gradient; and the L losses per sample.
+    They are (L, ...) for each trainable tensor, or None without a gradient; then come the L losses per sample.
     """
     model = models[0]
     device = next(model.parameters()).device

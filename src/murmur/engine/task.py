@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
+from murmur.accelerator import device as accelerator
 from murmur.core.model_mode import evaluating
+
+REPORTS = "errors"
 
 
 @dataclass(frozen=True)
@@ -129,18 +134,6 @@ class Preparable(Protocol):
 
 
 @runtime_checkable
-class FineTunes(Protocol):
-    """Optional addition to `Task`: training continues that of another task; random weights are a poor start."""
-
-    @property
-    def begins_with(self) -> str:
-        """Description of the trained network, for a warning if a run has no initial weights."""
-
-
-REPORTS = "errors"
-
-
-@runtime_checkable
 class ResumableTest(Protocol):
     """Optional addition to `Task`: a test that continues after an interruption."""
 
@@ -155,32 +148,6 @@ def test_in(task: Task, model: nn.Module, kept: Path | None) -> Score:
     """Test a model in evaluation mode; a task that can continue an interrupted test keeps its parts in the folder."""
     with evaluating(model):
         return task.test_in(model, kept) if isinstance(task, ResumableTest) else task.test(model)
-
-
-@runtime_checkable
-class Recognises(Protocol):
-    """Optional addition to `Task`: recognition of speech with the trained network.
-
-    A finished run saves the recogniser beside its weights, so that it works without the training data.
-    """
-
-    def recogniser(self) -> Any:
-        """Everything besides the weights that recognition needs: a `murmur.tasks.recogniser.PortableRecogniser`."""
-
-    def utterances(self, part: str) -> Any:
-        """The `Corpus` of "train", "dev" or "test"."""
-
-
-@runtime_checkable
-class NamesGrammars(Protocol):
-    """Optional addition to `Recognises`: a check of a grammar's name that needs no prepared data."""
-
-    def check_grammar(self, name: str, option: str) -> None:
-        """Check that there is a grammar of this name; `option` is the option that gives it.
-
-        Raises:
-            SettingError: There is none.
-        """
 
 
 @runtime_checkable
@@ -222,14 +189,23 @@ def data_of(task: Task) -> dict[str, Any]:
 
 
 @runtime_checkable
-class DescribesModel(Protocol):
-    """Optional addition to `Task`: plain files that, with the weights, make a model usable without its training data.
+class ContinuesTraining(Protocol):
+    """Optional addition to `Task`: the network whose training it continues.
 
-    A finished run saves them in its folder `description`.
+    Attributes:
+        continues: Description of that network, for the warning of a run without initial weights; None for no network.
     """
 
-    def save_description(self, folder: Path) -> None:
-        """Write the files; the folder is replaced as a whole."""
+    @property
+    def continues(self) -> str | None: ...
+
+
+@runtime_checkable
+class DescribesModel(Protocol):
+    """Optional addition to `Task`: plain files that make a model usable without its training data."""
+
+    def save_description(self, run: Path) -> None:
+        """Write the files into a folder of their own, in the folder of the run; replace that folder as a whole."""
 
 
 @runtime_checkable
@@ -248,20 +224,6 @@ class Divisible(Protocol):
 
         The pieces of a minibatch hold each of its samples once. Piece 0 of 1 is the minibatch, to the bit.
         """
-
-
-def piece_of(task: Task, n: int, number: int, of: int) -> Any:
-    """Return piece `number` of `of` pieces of a task's minibatch n; None if it has no samples.
-
-    Raises:
-        ValueError: The task cannot cut its minibatches.
-    """
-    if not isinstance(task, Divisible):
-        raise ValueError(
-            f"{type(task).__name__} cannot cut its minibatches in {of}: leave them whole, or give it `piece` and"
-            " `most_pieces` (murmur.engine.task.Divisible)"
-        )
-    return task.piece(n, number, of)
 
 
 @runtime_checkable
@@ -284,3 +246,22 @@ class Fillable(Protocol):
 
     def filled(self, tensors: tuple[Tensor, ...], units: int) -> tuple[Tensor, ...]:
         """Return the tensors of a minibatch with `units` rows; those that are added change no `total`."""
+
+
+def seed_of(*names: int | str) -> int:
+    """Return a seed below 2^63 for a list of names, such as (experiment seed, "minibatch", n).
+
+    >>> seed_of(0, "model") == seed_of(0, "model"), seed_of(0, "model") == seed_of(1, "model")
+    (True, False)
+    """
+    return int.from_bytes(blake2b(repr(names).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def seed_torch(seed: int, device: str) -> None:
+    """Seed the generator that a model on `device` draws from.
+
+    Gives the same numbers as torch.manual_seed(seed). That function also calls every kind of accelerator; on a machine
+    without one it stores a stack trace at each call, which takes half a millisecond and memory that is never freed.
+    """
+    torch.default_generator.manual_seed(seed)
+    accelerator.seed(device, seed)

@@ -20,21 +20,20 @@ from murmur.core.group import Group, WorldMismatch
 from murmur.core.learner import Learner
 from murmur.core.membership import ENDED, RunOver, StoppedGracefully, View
 from murmur.core.weights import Weights
-from murmur.core.whole_files import FinishedLines
 from murmur.core.world import Seat, World
+from murmur.elastic.regrouping import run_strategy
 from murmur.elastic.rendezvous import POLL_SECONDS, LeftBehind
 from murmur.engine import cover
-from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
-from murmur.engine.checkpoints.cut import cut_of, restore_cut, write_cut
-from murmur.engine.checkpoints.resume import Resume, forget_position, join_late, resume, write_outputs
+from murmur.engine.checkpoints.checkpoint import Checkpoints
+from murmur.engine.checkpoints.position import cut_of, write_start
 from murmur.engine.counters import tell_bad_numbers
-from murmur.engine.elastic_run import run_strategy
 from murmur.engine.evaluation_points import EvaluationPoints
 from murmur.engine.experiment import Experiment
 from murmur.engine.graceful_stop import Asked
-from murmur.engine.optimizer_fit import warn_of_optimizer
-from murmur.engine.pace import EVERY_SECONDS, Pace
-from murmur.engine.record import ChromeTrace, JsonLines, Observer, begin_trace, finish_trace, read_line
+from murmur.engine.record import Observer, begin_trace, finish_trace, forget_records, keep_trace, wait_for_spans
+from murmur.engine.resume import Resume, join_late, resume
+from murmur.engine.source import warn_of_optimizer
+from murmur.engine.stragglers import EVERY_SECONDS, Pace
 from murmur.engine.task import outputs_of
 from murmur.engine.task_source import TaskSource
 
@@ -45,9 +44,8 @@ log = logging.getLogger(__name__)
 class Outcome:
     """Result of training: the consensus model, its held-out figures (if `leads`), completed minibatches.
 
-    `leads` is true on one learner: the first, or the first of those that lived to the end. `stopped` is true after a
-    request to stop, when this learner has saved, and `found` if an earlier launch had written the model. `unfinished`
-    is the error of a run in which a lost learner has left minibatches.
+    `leads` is true on one learner: the first of those that lived to the end. `stopped` is true after a request to stop,
+    and `found` if an earlier launch had written the model. `unfinished` is the error if minibatches are left.
     """
 
     learner: int
@@ -106,32 +104,28 @@ class Trainer:
         return next((o for o in outcomes if o.leads), outcomes[0])
 
     async def _train(self, seat: Seat) -> Outcome:
-        experiment = self._scaled(seat)
+        cut = cut_of(self.out) if self.out is not None and (self.resume or seat.late) else None
+        experiment = self.experiment.scaled(seat.group.size, cut)
         if not seat.late:
             await agree(seat.group, experiment.digest(), experiment.cut, outputs_of(experiment.task))
         began = seat.group.membership.view()  # all have come; one may be lost, and be started again, in what follows
         source = TaskSource(experiment, seat, self.observers(seat))
         if seat.group.rank == 0:
-            warn_of_optimizer(experiment.strategy, source.moments)
+            warn_of_optimizer(experiment.strategy, source.local_optimizer.moments)
         with closing(source):
             try:
                 return await self._run(seat, source, began)
             except StoppedGracefully as stopped:
                 cover.leave(seat.group)
                 seat.waits = False
-                end_trace(seat)
+                source.recorder.end_trace()
                 return outcome_of(source, stopped=stopped)
             except IncompleteRun as error:
                 if not error.lost:
                     raise
                 seat.waits = False  # all that live find it, and end
-                end_trace(seat)
+                source.recorder.end_trace()
                 return outcome_of(source, unfinished=error)
-
-    def _scaled(self, seat: Seat) -> Experiment:
-        """Return the experiment for this number of learners; minibatches stay cut as they were when the run began."""
-        begun = self.out is not None and (self.resume or seat.late)
-        return self.experiment.scaled(seat.group.size, cut_of(self.out) if begun and self.out is not None else None)
 
     async def _run(self, seat: Seat, source: TaskSource, began: View) -> Outcome:
         points = EvaluationPoints(source, self.out, self.asked)
@@ -144,70 +138,65 @@ class Trainer:
     async def _train_to_end(
         self, me: Learner, source: TaskSource, points: EvaluationPoints, began: View
     ) -> Mapping[str, float] | None:
-        """Train to the end of the budget; return the figures of the model if this learner has written it."""
         seat = me.seat
         try:
             if source.first < source.total:
-                await run_strategy(self.experiment.strategy, me, source, points.skip_to, began, source.computed)
+                strategy = self.experiment.strategy
+                await run_strategy(strategy, me, lambda: source.buffers, points.skip_to, began, lambda: source.computed)
         except RunOver:
             cover.leave(seat.group)
-            seat.waits = False
+            _miss(seat)
             return None
         source.counters.share(seat.group)
-        await cover.check(me, source.cover, source.to_do)
-        if me.follows:
-            points.save(me, source.total)
+        await cover.check(me, source.computed, source.to_do)
+        if me.role.follows:
+            points.checkpointer.save(me, source.total)
             seat.waits = False
-            end_trace(seat)
+            source.recorder.end_trace(seat.group)
             return None
         try:
-            return await self._end(me, points)
+            return await self._end(me, source, points)
         except (LeftBehind, RunOver):  # the others have ended, or will, without this learner
-            seat.waits = False
+            _miss(seat)
             return None
 
     async def _finish(self, seat: Seat, source: TaskSource, points: EvaluationPoints) -> Outcome:
         """End a run whose minibatches are all done: learner 0 writes the model, if an earlier launch has not."""
         if seat.group.rank > 0 or self.out is None:
             return outcome_of(source)
-        figures = points.written()
+        figures = points.checkpointer.read_model()
         if figures is not None:
             done = f"all {counted(source.total, 'minibatch')} {are(source.total)} done"
             log.info("%s is finished: %s, and nothing is computed again", self.out, done)
             return outcome_of(source, figures=figures, found=True)
         records = self.out / "records.jsonl"
         _forget_after(records, source.total, source)
-        source.add_observer(self._lines(records, source))
+        source.recorder.write(records)
         return outcome_of(source, figures=points.evaluate_again())
 
     async def _begin(self, seat: Seat, source: TaskSource, points: EvaluationPoints, resumed: Resume | None) -> Learner:
-        """Return the learner, with the weights from which the run starts or resumes."""
         source.at_boundary(points.boundary)
         if resumed is None and not seat.late:
             everything = Layout.everything(source.model)
             everything.scatter(await seat.group.broadcast(everything.gather()))
         if self.out is not None:
             await self._open(self.out, seat, source, None if resumed is None else resumed.mark)
-        if source.observers and seat.works_beside and seat.group.size > 1:
-            self._watch_pace(source)
+        if source.recorder.observers and seat.works_beside and seat.group.size > 1:
+            pace = Pace(source.recorder, source.progress, self.pace_seconds)
+            source.recorder.add(pace)
+            source.at_boundary(pace.boundary)
         lock_step = Facts.of(self.experiment.strategy).lock_step
         outer = None if resumed is None else resumed.outer
         me = Learner(seat, Weights(source.layout), source, lock_step, outer)
         points.begin()
         return me
 
-    def _watch_pace(self, source: TaskSource) -> None:
-        """Watch for slow learners, if seconds are real."""
-        pace = Pace(source, self.pace_seconds)
-        source.add_observer(pace)
-        source.at_boundary(pace.boundary)
-
     async def _resume(self, seat: Seat, source: TaskSource, points: EvaluationPoints) -> Resume | None:
-        if self.out is None:
-            return None
-        if seat.late:
+        if self.out is not None and seat.late:
             join_late(source, self.out)
-        resumed = await resume(source, self.out) if self.resume and not seat.late else None
+        if self.out is None or seat.late or not self.resume:
+            return None
+        resumed = await resume(source, self.out)
         if resumed is not None:
             points.go_on(resumed)
         return resumed
@@ -218,29 +207,17 @@ class Trainer:
         if seat.group.rank == 0 and not seat.late:
             if mark is None:
                 Checkpoints(out / "checkpoints").clear()
-                forget_position(out)
-                write_cut(out, source.experiment.cut)
-            else:
-                restore_cut(out, source.experiment.cut)
-            write_outputs(out, outputs_of(source.experiment.task))
+            write_start(out, source.experiment.cut, outputs_of(source.experiment.task), source.position)
             _forget_after(records, mark or 0, source)
-            if trace.exists():
-                trace.replace(out / f"trace-until-{source.first}.json")
+            keep_trace(trace, source.first)
             begin_trace(trace)
         if not seat.late:
             await seat.group.broadcast(torch.zeros(1))
-        source.add_observer(self._lines(records, source))
-        seat.trace.sink = spans = ChromeTrace(trace)
-        source.files.callback(spans.file.close)
+        source.recorder.write(records, trace)
 
-    def _lines(self, records: Path, source: TaskSource) -> JsonLines:
-        lines = JsonLines(records)
-        source.files.callback(lines.file.close)
-        return lines
-
-    async def _end(self, me: Learner, points: EvaluationPoints) -> Mapping[str, float] | None:
-        """End the run together with the others; one of them writes the model."""
+    async def _end(self, me: Learner, source: TaskSource, points: EvaluationPoints) -> Mapping[str, float] | None:
         figures = await points.end(me)
+        source.recorder.end_trace(me.seat.group)
         await self._close(me)
         if figures is None and await inherits(me.seat):
             figures = points.take_over(me)
@@ -249,7 +226,6 @@ class Trainer:
         return figures
 
     async def _close(self, me: Learner) -> None:
-        end_trace(me.seat)
         leads = me.leads
         if not me.lock_step:
             await me.averager.meet(ENDED, me.seat)
@@ -258,6 +234,7 @@ class Trainer:
         if leads:
             tell_bad_numbers(me.seat.group)
         if leads and self.out is not None:
+            await wait_for_spans(me.seat.group, me.seat)
             finish_trace(self.out / "trace.json")
 
 
@@ -268,7 +245,6 @@ def outcome_of(
     found: bool = False,
     unfinished: IncompleteRun | None = None,
 ) -> Outcome:
-    """Return the outcome of a learner, which leads if it has the figures of the model."""
     return Outcome(
         learner=source.seat.group.rank,
         leads=figures is not None,
@@ -281,16 +257,11 @@ def outcome_of(
     )
 
 
-def end_trace(seat: Seat) -> None:
-    """Write the last events of a learner's trace; later ones are dropped."""
-    sink = seat.trace.sink
-    if isinstance(sink, ChromeTrace):
-        seat.trace.sink = None
-        sink.flush()
+def _miss(seat: Seat) -> None:
+    seat.waits, seat.missed = False, True
 
 
 async def inherits(seat: Seat) -> bool:
-    """True if this learner ends the run because the leader was lost after the last mean."""
     pause = 0.0
     while seat.group.tolerates_loss and seat.group.count(ENDED) == 0:
         if seat.group.membership.view(fresh=True).live[:1] == (seat.group.rank,):
@@ -303,11 +274,7 @@ async def inherits(seat: Seat) -> bool:
 async def agree(group: Group, digest: str, cut: int = 1, outputs: str = "") -> None:
     """Check that all learners run the same experiment: others would wait for messages that never come.
 
-    Args:
-        group: All learners.
-        digest: Digest of the experiment.
-        cut: Pieces of each minibatch.
-        outputs: Digest of what the model's outputs stand for, which follows from data.
+    `outputs` is the digest of what the model's outputs stand for, which follows from data.
 
     Raises:
         WorldMismatch: A learner differs from learner 0; raised on every learner.
@@ -334,18 +301,9 @@ async def agree(group: Group, digest: str, cut: int = 1, outputs: str = "") -> N
 def _forget_after(path: Path, mark: int, source: TaskSource) -> None:
     """Delete records of steps and evaluations beyond a checkpoint at a mark: they will be made again.
 
-    Damaged lines, and an unfinished last one, are deleted too.
-
     A step counts the minibatches before it, and without lock-step its own too. The last one before the mark is then
     open when its learner saves, but for the end of a run. The evaluation at the end of the budget is always made again.
     """
     closed = not Facts.of(source.experiment.strategy).lock_step and source.first >= mark
     ends = {"step": mark + closed, "evaluation": mark + (0 < mark < source.total)}
-    if not path.exists():
-        return
-    kept = []
-    for line in FinishedLines(path):
-        record = read_line(line)
-        if record is not None and record["minibatches"] < ends.get(record["kind"], mark):
-            kept.append(line + b"\n")
-    write_whole(path, b"".join(kept))
+    forget_records(path, ends, mark)

@@ -1,4 +1,4 @@
-"""Worker processes: started afresh, ended by the process that started them, with errors reported.
+"""Worker processes: started afresh, ended with the process that started them, with errors reported.
 
 The starting process answers a stop signal that a whole process group gets (Ctrl-C, a batch system): it ends its workers
 at once, even in the middle of a job. Files get their final names when they are complete, so none is damaged.
@@ -7,7 +7,9 @@ at once, even in the middle of a job. Files get their final names when they are 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,21 +18,15 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from murmur.execution.process_guard import end_with_parent
-
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 SAME_REASON_SECONDS = 0.2
 PATIENCE_SECONDS = 5.0  # for a worker to end by itself after its pipe is closed
 
 
 class WorkerDied(RuntimeError):
-    """A worker process has ended in the middle of a job, often for want of memory.
+    """A worker process has ended in the middle of a job, often for want of memory; a command shows no traceback."""
 
-    Attributes:
-        of_user: A command ends with the message alone, without a traceback (`murmur.core.errors.user_message`).
-    """
-
-    of_user = True
+    of_user = True  # told by its message alone (murmur.core.errors.user_message)
 
 
 @dataclass(frozen=True)
@@ -87,3 +83,29 @@ def _run(connection: Connection, body: Callable[..., None], arguments: Sequence[
     end_with_parent()
     with connection:
         body(connection, *arguments)
+
+
+POLL_SECONDS = 0.5
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Watch the parent process from now on, and end this process as soon as the parent has ended, in any way.
+
+    A closed pipe gives the same signal, but only between two requests, and a pool's workers hold both ends of theirs.
+    `parent` is its process id; None for the one that `multiprocessing` knows.
+    """
+    known = multiprocessing.parent_process()
+    if parent is None and known is None:
+        raise ValueError("multiprocessing did not start this process: give the id of its parent")
+    watched = known.pid if parent is None and known is not None else parent
+    threading.Thread(target=_watch, args=(watched,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL_SECONDS)
+    os._exit(1)  # no parent is left to report to, and files are renamed only when whole
+
+
+def cores_here() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

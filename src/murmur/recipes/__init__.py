@@ -1,0 +1,1 @@
+"""Recipes that need no speech."""

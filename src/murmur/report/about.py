@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from murmur.core.counted import counted
 from murmur.report.read import Run
 from murmur.report.verdict import last_logprob
 from murmur.run.folder.contents import written
-from murmur.run.folder.state import state_of
+from murmur.run.folder.lock import state_of
 
 COLUMNS = (
     "run",
@@ -30,18 +29,7 @@ COLUMNS = (
 NOTHING = "-"
 
 
-@dataclass(frozen=True)
-class About:
-    """The page's text about one run: the lines of its score, facts by name, and its experiment as JSON."""
-
-    name: str
-    lines: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
-    experiment: str
-
-
 def row(run: Run) -> tuple[str, ...]:
-    """The run's line of the table."""
     rate, found, records = run.headline, last_logprob(run), run.records
     accuracy = run.heldout.get("frame accuracy", run.heldout.get("accuracy"))
     return (
@@ -90,8 +78,8 @@ def strategy_of(facts: Mapping[str, Any]) -> str:
     return NOTHING if described is None else written(described)
 
 
-def about(run: Run) -> About:
-    """Command, versions, seeds and times of a run."""
+def about(run: Run) -> dict[str, Any]:
+    """The page's text about one run: the lines of its score, facts by name, and its experiment as JSON."""
     facts, records = run.facts, run.records
     experiment = facts.get("experiment") if isinstance(facts.get("experiment"), Mapping) else {}
     assert isinstance(experiment, Mapping)
@@ -105,7 +93,7 @@ def about(run: Run) -> About:
         "state": "" if (state := state_of(run.folder)).name == "unknown" else state,
         "seed": experiment.get("seed"),
         "strategy": strategy_of(facts),
-        "learners": _learners(run),
+        "learners": counted(run.learners, "learner"),
         "scaling": scaling.get("told") if isinstance(scaling := facts.get("scaling"), Mapping) else "",
         "simulated": _cluster(run),
         "steps of learners": _steps(records.steps_of),
@@ -118,10 +106,12 @@ def about(run: Run) -> About:
         "experiment digest": facts.get("digest"),
         "time": ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in run.phases.items()),
     }
-    lines = run.score.get("lines")
-    shown = tuple(map(str, lines)) if isinstance(lines, list) else ()
-    kept = tuple((name, str(value)) for name, value in told.items() if value not in (None, ""))
-    return About(run.name, shown, kept, json.dumps(experiment, indent=1, ensure_ascii=False) if experiment else "")
+    return {
+        "name": run.name,
+        "lines": _words(run.score.get("lines")),
+        "facts": [(name, str(value)) for name, value in told.items() if value not in (None, "")],
+        "experiment": json.dumps(experiment, indent=1, ensure_ascii=False) if experiment else "",
+    }
 
 
 def _words(value: Any) -> list[str]:
@@ -148,5 +138,61 @@ def _cluster(run: Run) -> str:
     return "; ".join(parts)
 
 
-def _learners(run: Run) -> str:
-    return counted(run.learners, "learner")
+TOLERANCE = 0.01  # strategies end within a round of the budget
+COLUMN = "of most samples"
+MOST_NAMED = 4
+
+
+def shares(runs: Sequence[Run]) -> dict[str, float]:
+    """{name of a run: its samples as a share of the most}; empty if all are equal; runs not begun are left out."""
+    samples = {run.name: run.records.last_samples for run in runs if run.records.last_samples > 0}
+    most = max(samples.values(), default=0.0)
+    found = {name: trained / most for name, trained in samples.items()}
+    return found if any(differs(share) for share in found.values()) else {}
+
+
+def differs(share: float) -> bool:
+    """True if a run with this share had less training than the run with the most."""
+    return share < 1 - TOLERANCE
+
+
+def percent(share: float) -> str:
+    """A share as a percentage, rounded so that a difference is never written as 100 %."""
+    return f"{min(100 * share, 99.9) if differs(share) else 100.0:.3g} %"
+
+
+def legend_suffix(run: Run, runs: Sequence[Run]) -> str:
+    """The text after a run's name in legends; "" if no run had more training."""
+    share = shares(runs).get(run.name, 1.0)
+    return f" ({percent(share)} of the samples)" if differs(share) else ""
+
+
+def warnings(ranked: Sequence[Run]) -> list[str]:
+    """The warning beside the verdict if runs are not at equal samples."""
+    found = shares(ranked)
+    if not found:
+        return []
+    told = [_described(run, found[run.name]) for run in ranked if run.name in found]
+    more = f" and {counted(len(told) - MOST_NAMED, 'more run')}" if len(told) > MOST_NAMED else ""
+    return [
+        f"Not at equal samples: {', '.join(told[:MOST_NAMED])}{more}. A difference between these runs may come from"
+        " the amount of training alone: compare them at the same samples."
+    ]
+
+
+def with_shares(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], runs: Sequence[Run]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The table, with a column of shares after "samples" if runs are unequal."""
+    found = shares(runs)
+    if not found:
+        return tuple(columns), [tuple(row) for row in rows]
+    place = list(columns).index("samples") + 1
+    told = [percent(found[run.name]) if run.name in found else "-" for run in runs]
+    wider = [(*row[:place], share, *row[place:]) for row, share in zip(rows, told, strict=True)]
+    return (*columns[:place], COLUMN, *columns[place:]), wider
+
+
+def _described(run: Run, share: float) -> str:
+    less = f" ({percent(share)} of the most)" if differs(share) else ""
+    return f"{run.name} trained on {run.records.last_samples:,.0f}{less}"

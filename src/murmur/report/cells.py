@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmur.report.json_lines import read_lines
 from murmur.report.read import ReportError
-from murmur.report.records import is_number
+from murmur.report.records import is_number, read_lines
 
 NOTHING = "-"
 COLUMNS = (
@@ -20,22 +19,20 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class ComparedCells:
-    """A comparison: rows of its table, names and seconds of finished cells, and problems found while reading."""
+    """A comparison: rows of its table, names of finished cells, and problems found while reading."""
 
     folder: Path
     rows: tuple[tuple[str, ...], ...]
     failed: tuple[str, ...]
-    runs: Mapping[str, float | None]
+    runs: tuple[str, ...]
     problems: tuple[str, ...]
 
     @property
     def folders(self) -> list[Path]:
-        """Folders of the runs that exist."""
         return [folder for name in self.runs if (folder := self.folder / "runs" / name).is_dir()]
 
 
 def is_grid(folder: Path) -> bool:
-    """True if `murmur compare` wrote this folder."""
     return (folder / "cells.jsonl").is_file()
 
 
@@ -54,18 +51,14 @@ def read_grid(folder: Path) -> ComparedCells:
         for cell in cells.values()
         if cell["status"] != "finished"
     )
-    runs = {str(cell["name"]): float(cell["seconds"]) if is_number(cell.get("seconds")) else None for cell in finished}
+    runs = tuple(str(cell["name"]) for cell in finished)
     problems += [f"{folder / 'runs' / name} is missing: there are no curves of this cell"
                  for name in runs if not (folder / "runs" / name).is_dir()]  # fmt: skip
     return ComparedCells(folder, tuple(row(cell) for cell in finished), failed, runs, tuple(problems))
 
 
 def folders_of(runs: Sequence[Path]) -> list[Path]:
-    """Folders of runs, with those of its cells in place of a comparison; single runs first.
-
-    Raises:
-        ReportError: there are none.
-    """
+    """Folders of runs, with those of its cells in place of a comparison; single runs first."""
     single = [folder for folder in runs if not is_grid(folder)]
     found = [*single, *(each for folder in runs if is_grid(folder) for each in read_grid(folder).folders)]
     if not found:
@@ -100,14 +93,7 @@ def row(cell: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def number(value: Any, form: str) -> str:
-    """A number in this form; "-" if there is none."""
     return format(value, form) if is_number(value) else NOTHING
-
-
-def seconds_disagree(grids: Sequence[ComparedCells], name: str, seconds: float) -> bool:
-    """True if a comparison gives a different number of seconds for a run of this name than its records."""
-    told = [grid.runs[name] for grid in grids if name in grid.runs]
-    return any(other is not None and abs(other - seconds) > 1e-6 * max(1.0, seconds) for other in told)
 
 
 def _plain(name: Any) -> str:

@@ -7,16 +7,19 @@ they become CSS variables, so that one drawing serves the light and the dark the
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
-
-from murmur.report.fitting import fit, legend_above
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.ticker import Formatter
+    from matplotlib.transforms import Bbox
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES: tuple[tuple[int, tuple[float, ...]], ...] = ((0, ()), (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
@@ -35,42 +38,15 @@ Table = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]  # names of columns,
 
 
 @dataclass(frozen=True)
-class Series:
-    """The curve of one run: its index among the page's runs, its name, and (x, y) in the order of x."""
-
-    run: int
-    name: str
-    points: tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True)
-class Curves:
-    """The data with which a script draws a figure again, larger and with the values under the pointer."""
-
-    x: str
-    y: str
-    series: tuple[Series, ...]
-
-    def described(self) -> dict[str, Any]:
-        """The curves in JSON's terms."""
-        series = [
-            {"run": s.run, "name": s.name, "x": [p[0] for p in s.points], "y": [p[1] for p in s.points]}
-            for s in self.series
-        ]
-        return {"x": self.x, "y": self.y, "series": series}
-
-
-@dataclass(frozen=True)
 class Figure:
-    """An SVG element with a heading and a description in words.
+    """An SVG element with a heading.
 
     Attributes:
-        title: heading.
-        svg: SVG element.
         words: description for readers who cannot see the figure.
         note: line below the figure that explains how to read it.
         table: numbers drawn.
-        curves: data for the page's script; None if the drawing is static.
+        curves: {x, y: labels, series: [{run, name, x, y}]}, with which the page's script draws the figure again, larger
+            and with the values under the pointer; None if the drawing is static.
     """
 
     title: str
@@ -78,7 +54,7 @@ class Figure:
     words: str
     note: str = ""
     table: Table = ((), ())
-    curves: Curves | None = None
+    curves: Mapping[str, Any] | None = None
 
 
 def drawn(title: str, words: str, draw: Draw, height_inches: float, width_inches: float = WIDTH_INCHES) -> str:
@@ -134,7 +110,6 @@ def themed(svg: str) -> str:
 
 
 def colour_of(run: int) -> str:
-    """Colour of the run at this index."""
     return COLOURS[run % len(COLOURS)]
 
 
@@ -175,3 +150,126 @@ def bars(title: str, names: Sequence[str], parts: Mapping[str, Sequence[float]],
     rows = tuple((name, *(f"{s[i]:.4g}" for s in parts.values())) for i, name in enumerate(names))
     table = (("", *(f"{part}, s" for part in parts)), rows)
     return Figure(title, drawn(title, words, draw, 1.3 + BAR_INCHES * len(names)), words, table=table)
+
+
+ROUNDS = 12  # of drawing and shrinking
+GAP_PIXELS = 5.0  # between two texts of an axis
+MOST_COLUMNS = 4  # of a legend
+
+
+def fit(axes: Axes) -> None:
+    """Write the ticks of number axes, and thin out ticks until no two texts of an axis touch.
+
+    Names at fixed places, such as those of bars, stay unchanged.
+    """
+    import matplotlib.ticker  # noqa: PLC0415 - the extra `viz` is optional, and this takes a second
+
+    both: tuple[tuple[Axis, Literal[0, 1]], ...] = ((axes.xaxis, 0), (axes.yaxis, 1))
+    for axis, _ in both:
+        if isinstance(axis.get_major_formatter(), matplotlib.ticker.ScalarFormatter):
+            axis.set_major_formatter(_formatter())
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    for _ in range(ROUNDS):
+        figure.draw_without_rendering()
+        if not any([_thinned(axis, side) for axis, side in both]):
+            return
+
+
+def legend_above(axes: Axes) -> None:
+    """Put a legend over the axes, in as many columns as fit."""
+    handles, labels = axes.get_legend_handles_labels()
+    width = axes.figure.get_window_extent().width
+    for columns in range(MOST_COLUMNS, 0, -1):
+        legend = axes.figure.legend(
+            handles,
+            labels,
+            loc="outside upper left",
+            ncols=columns,
+            frameon=False,
+            fontsize=9,
+            columnspacing=0.8,
+            handlelength=1.5,
+        )
+        if columns == 1 or legend.get_window_extent().width <= width:
+            return
+        legend.remove()
+
+
+def spaced(places: Sequence[float], share: float = 0.09) -> list[float]:
+    """Places for ticks, starting from the last one, none closer to another than this share of their range."""
+    kept: list[float] = []
+    least = share * (max(places) - min(places))
+    for place in sorted(places, reverse=True):
+        if not kept or kept[-1] - place >= least:
+            kept.append(place)
+    return kept[::-1]
+
+
+def _formatter() -> Formatter:
+    from matplotlib.ticker import Formatter  # noqa: PLC0415 - as in fit
+
+    class TickTexts(Formatter):
+        """All ticks of an axis in one unit."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            del pos  # of matplotlib's interface
+            return tick_texts([x])[0]
+
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            return tick_texts(values)
+
+    return TickTexts()
+
+
+def _thinned(axis: Axis, side: Literal[0, 1]) -> bool:
+    """Take fewer ticks if their texts are closer than a gap; return True if there are fewer now."""
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - as in fit
+
+    locator = axis.get_major_locator()
+    first, last = sorted(axis.get_view_interval())
+    shown = [tick for tick in axis.get_major_ticks() if first <= tick.get_loc() <= last and tick.label1.get_text()]
+    ends = sorted(_ends(tick.label1.get_window_extent(), side) for tick in shown)
+    near = any(after[0] - before[1] < GAP_PIXELS for before, after in pairwise(ends))
+    if not near or not isinstance(locator, MaxNLocator) or len(ends) < 3:
+        return False
+    locator.set_params(nbins=len(ends) - 2)
+    return True
+
+
+def _ends(box: Bbox, side: Literal[0, 1]) -> tuple[float, float]:
+    """Both ends of a box, along x (0) or y (1)."""
+    return (float(box.x0), float(box.x1)) if side == 0 else (float(box.y0), float(box.y1))
+
+
+UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))  # used from this magnitude on
+LARGEST, SMALLEST = 1e12, 1e-3  # a power of ten is written outside this range
+LEAST_EXPONENT = -300  # smaller powers of ten lose digits
+MOST_DECIMALS = 15
+CLOSE = 0.01  # allowed error of a text, as a share of the distance between two ticks
+
+
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """Texts of these ticks, with the fewest decimals that are exact to a hundredth of the distance between two."""
+    finite = sorted({value for value in values if math.isfinite(value)})
+    largest = max((abs(value) for value in finite), default=0.0)
+    step = min((b - a for a, b in pairwise(finite)), default=largest)
+    scale, unit = scale_of(largest)
+    for decimals in range(MOST_DECIMALS + 1):
+        if all(abs(float(f"{value / scale:.{decimals}f}") * scale - value) <= CLOSE * step for value in finite):
+            break
+    return [written(value / scale, decimals, unit) if math.isfinite(value) else "" for value in values]
+
+
+def scale_of(largest: float) -> tuple[float, str]:
+    """The unit of an axis that extends this far from 0."""
+    if largest == 0 or SMALLEST <= largest < LARGEST:
+        return next(((scale, unit) for scale, unit in UNITS if largest >= scale), (1.0, ""))
+    exponent = max(LEAST_EXPONENT, math.floor(math.log10(largest)))
+    return 10.0**exponent, f"e{exponent}"
+
+
+def written(value: float, decimals: int, unit: str) -> str:
+    """A scaled value with its unit; 0 has neither sign nor unit."""
+    text = f"{value:.{decimals}f}"
+    return "0" if float(text) == 0 else f"{text}{unit}"

@@ -17,8 +17,7 @@ from murmur.core.plain_files import UNREADABLE, refuse_link
 from murmur.core.whole_files import FinishedLines
 from murmur.report.about import strategy_of
 from murmur.report.cells import folders_of
-from murmur.report.names import names_of
-from murmur.report.read import ReportError, Run, read_run
+from murmur.report.read import ReportError, Run, names_of, read_run
 from murmur.report.records import KINDS, is_number
 from murmur.run.folder.contents import written
 
@@ -61,11 +60,7 @@ def write_events(runs: Sequence[Path], out: Path) -> list[Path]:
 
 
 def empty(target: Path) -> None:
-    """Make an empty folder for event files.
-
-    Raises:
-        ReportError: the folder holds files that `write_events` did not write.
-    """
+    """Make an empty folder for event files."""
     refuse_link(target)
     if target.exists():
         if not (target / MARK).is_file():
@@ -90,7 +85,6 @@ def records_of(run: Run) -> Iterator[Mapping[str, Any]]:
 
 
 def _about(writer: SummaryWriter, run: Run) -> None:
-    """Write the experiment as text, and hyperparameters with the run's final figures."""
     experiment = run.facts.get("experiment")
     if isinstance(experiment, Mapping):
         writer.add_text("experiment", f"```\n{json.dumps(experiment, indent=1, ensure_ascii=False)}\n```")
@@ -137,7 +131,6 @@ def _held_out(writer: SummaryWriter, run: Run) -> None:
 
 
 def _steps(make: type[SummaryWriter], run: Run, target: Path) -> None:
-    """Write every step of every learner."""
     began = start_of(run)
     writers: dict[int, SummaryWriter] = {}
     try:

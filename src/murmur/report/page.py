@@ -11,25 +11,20 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from murmur.core.counted import counted
 from murmur.core.printable import printable
 from murmur.core.whole_files import in_place_of
-from murmur.report.about import COLUMNS, about, row, strategy_of, tiles
-from murmur.report.amounts import legend_suffix, warnings, with_shares
+from murmur.report.about import COLUMNS, about, legend_suffix, row, tiles, warnings, with_shares
 from murmur.report.cells import COLUMNS as CELL_COLUMNS
-from murmur.report.cells import ComparedCells, folders_of, is_grid, read_grid, seconds_disagree
-from murmur.report.drawn import COLOURS, DASHES, Figure, Table, themed
-from murmur.report.figures import averaging, heldout, learning
-from murmur.report.learners import graphs, speed
-from murmur.report.names import names_of
-from murmur.report.read import ReportError, Run, read_run
-from murmur.report.recognised import LARGEST_FILE, LARGEST_TOGETHER, Shown, find_audio, worst
-from murmur.report.slow import COLUMNS as SLOW_COLUMNS
-from murmur.report.themes import DARK, LIGHT, variables
+from murmur.report.cells import ComparedCells, folders_of, is_grid, read_grid
+from murmur.report.drawn import COLOURS, Figure, dash_of, themed
+from murmur.report.figures import averaging, graphs, heldout, learning, speed
+from murmur.report.read import ReportError, Run, names_of, read_run
+from murmur.report.recognised import LARGEST_FILE, LARGEST_TOGETHER, find_audio, worst
+from murmur.report.records import COLUMNS as SLOW_COLUMNS
 from murmur.report.verdict import headline, notes, ranking
 
 try:
@@ -38,8 +33,6 @@ try:
 except ImportError:  # the extra is optional; write_report reports it
     mpl = jinja2 = None  # type: ignore[assignment]
 
-__all__ = ["ReportError", "check_installed", "headline", "names_of", "notes", "page", "ranking", "strategy_of",
-           "write_curve", "write_report"]  # fmt: skip
 log = logging.getLogger(__name__)
 ASSETS = Path(__file__).parent / "assets"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
@@ -49,45 +42,6 @@ AUDIO_RULE = (
     f"Recordings are in the page where --audio found them, up to {LARGEST_FILE // 1000} kB each and"
     f" {LARGEST_TOGETHER / 1e6:.1f} MB together."
 )
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page: figures under a heading, with a key for links to it."""
-
-    key: str
-    title: str
-    drawings: Sequence[Placed]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A figure in its place; `chart` is the index of its curves in the page's script."""
-
-    title: str
-    svg: str
-    note: str
-    table: Table
-    chart: int | None
-
-
-@dataclass(frozen=True)
-class Spoken:
-    """The worst recognised utterances of a run."""
-
-    name: str
-    counted: str
-    shown: Sequence[Shown]
-
-
-@dataclass(frozen=True)
-class Chip:
-    """A run's entry in the legend of the page."""
-
-    place: int
-    name: str
-    colour: str
-    dashes: str
 
 
 def write_report(runs: Sequence[Path], out: Path, audio: Sequence[Path] = ()) -> Path:
@@ -124,14 +78,7 @@ def write_report(runs: Sequence[Path], out: Path, audio: Sequence[Path] = ()) ->
 
 
 def write_curve(runs: Sequence[Path], out: Path) -> Path:
-    """Write the held-out curves of the runs against seconds of training as a stand-alone SVG picture.
-
-    Returns:
-        `out`.
-
-    Raises:
-        ReportError: as for `write_report`, or no run has been evaluated yet.
-    """
+    """Write the held-out curves of the runs against seconds of training as a stand-alone SVG picture; return `out`."""
     check_installed()
     drawing = heldout([read_run(folder, name) for folder, name in zip(runs, names_of(runs), strict=True)], "seconds")
     if drawing is None:
@@ -157,10 +104,9 @@ def page(
     grids: Sequence[ComparedCells] = (),
     audio: Mapping[str, Path] | None = None,
 ) -> str:
-    """The page's HTML."""
     ranked = ranking(runs)
-    charts = [d.curves.described() for drawings in figures.values() for d in drawings if d.curves is not None]
-    spoken = [found for run in ranked[:MOST_SPOKEN] if (found := spoken_in(run, audio or {})).shown]
+    charts = [d.curves for drawings in figures.values() for d in drawings if d.curves is not None]
+    spoken = [found for run in ranked[:MOST_SPOKEN] if (found := spoken_in(run, audio or {}))["shown"]]
     slow = [slow.row(run.name) for run in ranked for slow in run.records.slow]
     drawn = runs if len(runs) <= MOST_DRAWN else ranked[:MOST_DRAWN]
     columns, rows = with_shares(COLUMNS, [row(run) for run in ranked], ranked)
@@ -170,7 +116,7 @@ def page(
         headline=headline(ranked),
         warnings=warnings(ranked),
         notes=[*notes(ranked), *left_out(runs)],
-        problems=[*(p for run in runs for p in run.problems), *problems_of(grids, runs)],
+        problems=[*(p for run in runs for p in run.problems), *(p for g in grids for p in (*g.problems, *g.failed))],
         tiles=tiles(runs[0]) if len(runs) == 1 else [],
         columns=columns,
         rows=rows,
@@ -204,8 +150,6 @@ def source(charts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     data = json.dumps(charts, separators=(",", ":"), allow_nan=False)
     return {
         "style": f"{read_asset('uPlot.min.css')}\n{read_asset('page.css')}",
-        "light": variables(LIGHT),
-        "dark": variables(DARK),
         "library": library,
         "script": script,
         "curves": data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
@@ -213,65 +157,51 @@ def source(charts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def placed(figures: Mapping[str, Sequence[Figure]], slow: bool, spoken: bool) -> list[Section]:
-    """The parts of the page that have content."""
+def placed(figures: Mapping[str, Sequence[Figure]], slow: bool, spoken: bool) -> list[dict[str, Any]]:
     made, chart = [], 0
     for title, drawings in figures.items():
         shown = []
         for drawing in drawings:
             svg = themed(drawing.svg)
-            place = None
+            place = None  # index of its curves in the page's script
             if drawing.curves is not None:
                 place, chart = chart, chart + 1
                 svg = svg.replace("<svg ", '<svg class="still" ', 1)
-            shown.append(Placed(drawing.title, svg, drawing.note, drawing.table, place))
+            shown.append({**vars(drawing), "svg": svg, "chart": place})
         if shown or (title == "Time" and slow):
-            made.append(Section(title.lower(), title, shown))
+            made.append({"key": title.lower(), "title": title, "drawings": shown})
     if slow and "Time" not in figures:
-        made.append(Section("time", "Time", []))
-    return [*made, Section("words", "Words", [])] if spoken else made
+        made.append({"key": "time", "title": "Time", "drawings": []})
+    return [*made, {"key": "words", "title": "Words", "drawings": []}] if spoken else made
 
 
-def spoken_in(run: Run, audio: Mapping[str, Path]) -> Spoken:
-    """The run's worst utterances."""
+def spoken_in(run: Run, audio: Mapping[str, Path]) -> dict[str, Any]:
     wrong = sum(u.errors > 0 for u in run.utterances)
     errors, words = sum(u.errors for u in run.utterances), sum(u.words for u in run.utterances)
     utterances = counted(len(run.utterances), "utterance")
     told = f"{counted(errors, 'error')} in {counted(words, 'word')}; errors in {wrong} of {utterances}."
-    return Spoken(run.name, told, worst(run.utterances, audio))
+    return {"name": run.name, "counted": told, "shown": worst(run.utterances, audio)}
 
 
 def left_out(runs: Sequence[Run]) -> list[str]:
-    """The note that not all runs are drawn, if so."""
     if len(runs) <= MOST_DRAWN:
         return []
     return [f"Figures show the {MOST_DRAWN} best of {len(runs)} runs; the table has all."]
 
 
-def problems_of(grids: Sequence[ComparedCells], runs: Sequence[Run]) -> list[str]:
-    """Gaps in comparisons, and their contradictions to the records."""
-    found = [problem for grid in grids for problem in (*grid.problems, *grid.failed)]
-    return found + [
-        f"{run.folder}: cells.jsonl and records.jsonl differ in seconds"
-        for run in runs
-        if seconds_disagree(grids, run.folder.name, run.records.last_seconds)
-    ]
-
-
 def table_of(grid: ComparedCells) -> Mapping[str, Any]:
-    """A comparison's table."""
     note = "From cells.jsonl; - marks missing values."
     return {"title": f"Comparison {grid.folder.name}", "columns": CELL_COLUMNS, "rows": grid.rows, "note": note}
 
 
-def chip(place: int, name: str) -> Chip:
-    """A run's entry in the legend."""
-    dash = DASHES[(place + place // len(COLOURS)) % len(DASHES)][1]
-    return Chip(place, name, f"--c{place % len(COLOURS)}", " ".join(f"{2 * length:g}" for length in dash))
+def chip(place: int, name: str) -> dict[str, Any]:
+    """A run's entry in the legend of the page."""
+    dash = dash_of(place)[1]
+    dashes = " ".join(f"{2 * length:g}" for length in dash)
+    return {"place": place, "name": name, "colour": f"--c{place % len(COLOURS)}", "dashes": dashes}
 
 
 def read_asset(name: str) -> str:
-    """A file that is part of the page."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 

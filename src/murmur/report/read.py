@@ -7,18 +7,15 @@ Any of them may be absent. A killed run leaves an incomplete last line. Unreadab
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.core.whole_files import FinishedLines
-from murmur.report.json_lines import read_lines
 from murmur.report.recognised import RecognisedUtterance, read_recognised
-from murmur.report.records import KINDS, MOST_POINTS, Evaluation, Records, is_number
-
-__all__ = ["KINDS", "MOST_POINTS", "Evaluation", "Headline", "Records", "ReportError", "Run", "read_run"]
+from murmur.report.records import Records, is_number, read_lines
 
 
 class ReportError(ValueError):
@@ -31,7 +28,6 @@ class Headline:
 
     Attributes:
         name: measured figure, such as "network test wer".
-        percent: word error rate.
         low, high: interval around it, if the score has one.
     """
 
@@ -54,11 +50,8 @@ class Run:
     """The content of one run folder.
 
     Attributes:
-        folder: path of the folder.
         name: name in legends and tables.
-        facts: content of run.json.
         records: summary of records.jsonl.
-        score: content of score.json; empty if the run is not finished.
         phases: {phase: seconds}, in the order in which they passed.
         problems: unreadable parts, with the file's name.
         utterances: recognised utterances of test.
@@ -75,7 +68,6 @@ class Run:
 
     @property
     def learners(self) -> int:
-        """Number of learners."""
         told = self.facts.get("learners")
         return told if isinstance(told, int) and told > 0 else len(self.records.steps_of) or 1
 
@@ -100,7 +92,6 @@ class Run:
 
     @property
     def heldout(self) -> Mapping[str, float]:
-        """The last held-out figures."""
         return self.records.evaluations[-1].figures if self.records.evaluations else {}
 
 
@@ -185,3 +176,13 @@ def _events(path: Path) -> Iterator[Mapping[str, Any]]:
                 continue
             if isinstance(event, dict):
                 yield event
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """A name for each folder: its own, with as many parents as needed to make it unique."""
+    absolute = [Path(folder).absolute() for folder in folders]
+    for depth in range(1, max((len(path.parts) for path in absolute), default=1) + 1):
+        names = ["/".join(path.parts[-depth:]) for path in absolute]
+        if len(set(names)) == len(names):
+            return names
+    raise ReportError(f"the same run folder was given twice: {', '.join(map(str, folders))}")

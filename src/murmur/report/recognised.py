@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmur.report.json_lines import read_lines
+from murmur.report.records import read_lines
 
 KEYS = ("utterance", "speaker", "reference", "hypothesis")
 WORST = 10
@@ -30,7 +30,7 @@ class RecognisedUtterance:
 
 
 @dataclass(frozen=True)
-class Pair:
+class AlignedWords:
     """A reference word over a recognised word; "" if there is none. `kind` is "", "sub", "ins" or "del"."""
 
     said: str
@@ -43,7 +43,7 @@ class Shown:
     """An utterance as shown on the page; `audio` is a data URI, or "" if there is none."""
 
     utterance: RecognisedUtterance
-    pairs: tuple[Pair, ...]
+    pairs: tuple[AlignedWords, ...]
     audio: str = ""
 
 
@@ -72,7 +72,7 @@ def worst(utterances: Iterable[RecognisedUtterance], audio: Mapping[str, Path]) 
     return shown
 
 
-def align(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Pair, ...]:
+def align(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[AlignedWords, ...]:
     """An alignment with the fewest insertions, deletions and substitutions in total (Levenshtein), word by word.
 
     Only the beginning of very long utterances is aligned.
@@ -84,17 +84,17 @@ def align(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Pair, ..
         for j, other in enumerate(hypothesis, start=1):
             row.append(min(costs[-1][j - 1] + (word != other), costs[-1][j] + 1, row[-1] + 1))
         costs.append(row)
-    i, j, pairs = len(reference), len(hypothesis), list[Pair]()
+    i, j, pairs = len(reference), len(hypothesis), list[AlignedWords]()
     while i or j:
         if i and j and costs[i][j] == costs[i - 1][j - 1] + (reference[i - 1] != hypothesis[j - 1]):
             i, j = i - 1, j - 1
-            pairs.append(Pair(reference[i], hypothesis[j], "" if reference[i] == hypothesis[j] else "sub"))
+            pairs.append(AlignedWords(reference[i], hypothesis[j], "" if reference[i] == hypothesis[j] else "sub"))
         elif i and costs[i][j] == costs[i - 1][j] + 1:
             i -= 1
-            pairs.append(Pair(reference[i], "", "del"))
+            pairs.append(AlignedWords(reference[i], "", "del"))
         else:
             j -= 1
-            pairs.append(Pair("", hypothesis[j], "ins"))
+            pairs.append(AlignedWords("", hypothesis[j], "ins"))
     return tuple(reversed(pairs))
 
 

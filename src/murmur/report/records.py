@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from murmur.report.slow import Slow, take_in
+from murmur.core.counted import counted
+from murmur.core.plain_files import UNREADABLE
+from murmur.core.whole_files import FinishedLines
 
 KINDS = ("compute", "data", "waiting", "communicating")
 MOST_POINTS = 2000  # on the learning rate's curve
@@ -19,17 +23,25 @@ NARROWEST = 2.0**-10  # bin, in seconds or samples
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationRow:
     """Held-out figures of the consensus, with the run's samples and seconds of training at that time.
 
-    `consensus_distance` is the root of the mean square distance of the learners from it, if known.
+    `epoch` is None in a loop of unknown length. `consensus_distance` is the root of the mean square distance of the
+    learners from the consensus, if known.
     """
 
     samples: float
     seconds: float
-    epoch: float
+    epoch: float | None
     figures: Mapping[str, float]
     consensus_distance: float | None = None
+
+    @property
+    def logprob(self) -> float | None:
+        """Held-out log-probability: as recorded, or the negative loss."""
+        if "logprob" in self.figures:
+            return self.figures["logprob"]
+        return -self.figures["loss"] if "loss" in self.figures else None
 
 
 class Bins:
@@ -86,22 +98,15 @@ class Records:
 
     Attributes:
         evaluations: evaluations in order; the later of two at the same place.
-        seconds_of: {learner: {kind: seconds}}.
-        steps_of: {learner: steps}.
         rates: (samples, learning rate), thinned out.
-        staleness: {learner: {steps: count}}.
         slow: learners that were slow for a while, in the order in which this ended or was last reported.
         losses: training loss of all steps along samples: bins of (sum of losses, sum of seconds, steps).
         timeline: {learner: bins of KINDS along seconds of training}.
-        first: (samples, seconds) of the first step.
-        first_loss: training loss of the first step that has one.
-        latest: {learner: its last step's record}.
         last_seconds, last_samples: training time and samples at the last record.
-        not_finite: number of steps with a loss that was not a finite number.
         skipped, replaced: {learner: count in its last record}.
     """
 
-    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: list[EvaluationRow] = field(default_factory=list)
     seconds_of: dict[int, dict[str, float]] = field(default_factory=dict)
     steps_of: Counter[int] = field(default_factory=Counter)
     rates: list[tuple[float, float]] = field(default_factory=list)
@@ -137,10 +142,10 @@ class Records:
     def _evaluation(self, row: Mapping[str, Any], seconds: float) -> None:
         figures = {name: float(x) for name, x in row["figures"].items() if is_number(x)}
         distance = row.get("consensus_distance")
-        found = Evaluation(
+        found = EvaluationRow(
             _finite(row["samples"]),
             seconds,
-            float(row["epoch"]),
+            None if row["epoch"] is None else float(row["epoch"]),
             figures,
             float(distance) if isinstance(distance, int | float) and is_number(distance) else None,
         )
@@ -232,3 +237,74 @@ def _finite(value: Any) -> float:
     if not 0 <= number < math.inf:
         raise ValueError(f"{value!r} is not a finite number from 0 on")
     return number
+
+
+WORDS = {"compute": "computing", "data": "waiting for its data", "network": "sending"}
+COLUMNS = ("run", "learner", "host", "slow at", "times the median", "from second", "to second", "from sample")
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A stretch of a run in which one learner was slow.
+
+    Attributes:
+        factor: ratio to the median of the others, at most; None if it cannot be determined.
+        since_seconds, since_samples: training time and samples of the run when it began.
+        until_seconds: training time when it ended; None if it lasted to the end.
+    """
+
+    learner: int
+    host: str
+    cause: str
+    factor: float | None
+    since_seconds: float
+    since_samples: float
+    until_seconds: float | None = None
+
+    def row(self, run: str) -> tuple[str, ...]:
+        return (
+            run,
+            str(self.learner),
+            self.host or "-",
+            WORDS.get(self.cause, self.cause),
+            "-" if self.factor is None else f"{self.factor:.1f}",
+            f"{self.since_seconds:.0f}",
+            "the end" if self.until_seconds is None else f"{self.until_seconds:.0f}",
+            f"{self.since_samples:,.0f}",
+        )
+
+
+def take_in(known: list[Slow], row: Mapping[str, Any]) -> None:
+    """Add a record of kind "straggler", which begins a stretch or ends the learner's latest one."""
+    factor = row.get("factor")
+    found = Slow(
+        learner=int(row["learner"]),
+        host=str(row.get("host") or ""),
+        cause=str(row["cause"]),
+        factor=None if factor is None else float(factor),
+        since_seconds=float(row["since_seconds"]),
+        since_samples=float(row["since_samples"]),
+        until_seconds=float(row["seconds"]) if row["over"] else None,
+    )
+    began = replace(found, factor=None, until_seconds=None)
+    known[:] = [slow for slow in known if replace(slow, factor=None) != began]
+    known.append(found)
+
+
+def read_lines(path: Path, take: Callable[[Any], None], problems: list[str]) -> None:
+    """Pass the content of each finished line to `take`. Lines that it cannot take are left out and noted.
+
+    An unfinished last line is left out and noted too: the run that writes it may be under way or have been killed.
+    """
+    lines, damaged = FinishedLines(path), list[int]()
+    for number, line in enumerate(lines, start=1):
+        try:
+            take(json.loads(line))
+        except UNREADABLE:
+            damaged.append(number)
+    if damaged:
+        problems.append(f"{path}: {counted(len(damaged), 'damaged line')} left out, the first is line {damaged[0]}")
+    if lines.rest:
+        problems.append(
+            f"{path}: the last line is unfinished and left out (it is being written, or its run was killed)"
+        )

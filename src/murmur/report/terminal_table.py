@@ -45,12 +45,10 @@ class TerminalTable:
     """A table that `rich` prints; cells are plain text, without markup.
 
     Attributes:
-        heads: headings of the columns.
         title, caption: above and below the table; "" for none.
         right: headings of the columns that are aligned to the right.
         keys: number of leading columns that name a row; they are repeated when the table is split.
         box: lines around the cells; None for blanks alone.
-        rows: the cells of each row, and its style.
     """
 
     heads: Sequence[str]
@@ -62,11 +60,7 @@ class TerminalTable:
     rows: list[tuple[list[Text], str]] = field(default_factory=list)
 
     def add_row(self, *cells: str | Text, style: str = "") -> None:
-        """Add a row with a cell for every column.
-
-        Raises:
-            ValueError: there are more or fewer cells than columns.
-        """
+        """Add a row with a cell for every column."""
         if len(cells) != len(self.heads):
             raise ValueError(f"the table has {len(self.heads)} columns, the row {len(cells)} cells")
         self.rows.append(([Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells], style))

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
-
-from murmur.report.figures import logprob
+from murmur.report import error_rate
+from murmur.report.error_rate import Interval
 from murmur.report.read import Headline, Run
 from murmur.report.recognised import RecognisedUtterance
 
-DRAWS, SEED = 5000, 0
-FEW_SPEAKERS = 8  # with fewer, the bootstrap resamples utterances
 MOST_NAMED = 3
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Word error rate of one run minus that of another on the same utterances, in points, with its 95 % interval."""
-
-    points: float
-    low: float
-    high: float
-
-    @property
-    def certain(self) -> bool:
-        """True if zero lies outside the interval."""
-        return self.low > 0 or self.high < 0
 
 
 def ranking(runs: Sequence[Run]) -> list[Run]:
@@ -42,12 +24,10 @@ def ranking(runs: Sequence[Run]) -> list[Run]:
 
 
 def last_logprob(run: Run) -> float | None:
-    """Held-out log-probability at the last evaluation."""
-    return logprob(run.records.evaluations[-1]) if run.records.evaluations else None
+    return run.records.evaluations[-1].logprob if run.records.evaluations else None
 
 
 def headline(ranked: Sequence[Run]) -> str:
-    """The page's first line."""
     best = ranked[0]
     if best.headline is None:
         found = last_logprob(best)
@@ -73,7 +53,6 @@ def _told(rated: Sequence[Run]) -> str:
 
 
 def written(rate: Headline) -> str:
-    """A rate and its interval."""
     spread = "" if rate.low is None or rate.high is None else f" (95 % interval {rate.low:.2f} to {rate.high:.2f} %)"
     return f"{rate.percent:.2f} %{spread}"
 
@@ -85,7 +64,7 @@ def differ(best: Run, other: Run) -> bool:
     """
     paired = difference(best.utterances, other.utterances)
     if paired is not None:
-        return paired.certain
+        return paired.low > 0 or paired.high < 0
     one, two = best.headline, other.headline
     return one is not None and two is not None and None not in (one.low, two.low) and not one.overlaps(two)
 
@@ -96,33 +75,16 @@ def other_test(first: Run, second: Run) -> bool:
     return bool(ours and theirs) and ours != theirs
 
 
-def difference(first: Sequence[RecognisedUtterance], second: Sequence[RecognisedUtterance]) -> Difference | None:
-    """Paired bootstrap: both runs are scored on the same draws of speakers, or of utterances if speakers are few.
+def difference(first: Sequence[RecognisedUtterance], second: Sequence[RecognisedUtterance]) -> Interval | None:
+    """Word error rate of the second minus that of the first, in points, by a paired bootstrap.
 
-    The percentile interval of (errors of second - errors of first) / words over DRAWS draws, in points (Bisani and Ney,
-    ICASSP 2004). None if they were not tested on the same utterances, or no word was said.
+    None if they were not tested on the same utterances, or no word was said.
     """
-    ours, theirs = {u.name: u for u in first}, {u.name: u for u in second}
-    if (
-        not ours
-        or any(u.reference != theirs[n].reference for n, u in ours.items() if n in theirs)
-        or ours.keys() != theirs.keys()
-    ):
+    ours, theirs = ({u.name: (u.reference, u.words) for u in each} for each in (first, second))
+    if ours != theirs or not any(words for _, words in ours.values()):
         return None
-    speakers = {u.speaker for u in first}
-    units: dict[str, list[int]] = {}
-    for name, mine in ours.items():
-        unit = units.setdefault(mine.speaker if len(speakers) >= FEW_SPEAKERS else name, [0, 0])
-        unit[0] += mine.words
-        unit[1] += theirs[name].errors - mine.errors
-    counts = np.array([units[unit] for unit in sorted(units)], dtype=np.int64)
-    words, errors = (int(total) for total in counts.sum(axis=0))
-    if words == 0:
-        return None
-    random = np.random.default_rng(SEED)
-    draws = np.stack([counts[random.integers(0, len(counts), len(counts))].sum(axis=0) for _ in range(DRAWS)])
-    low, high = np.quantile(100 * draws[:, 1] / np.maximum(draws[:, 0], 1), [0.025, 0.975])
-    return Difference(100 * errors / words, float(low), float(high))
+    before, after = ({0: {u.name: (u.errors, u.words) for u in each}} for each in (first, second))
+    return error_rate.difference(before, after, {u.name: u.speaker for u in first}).difference
 
 
 def notes(ranked: Sequence[Run]) -> list[str]:
@@ -136,7 +98,7 @@ def notes(ranked: Sequence[Run]) -> list[str]:
         paired = difference(rated[0].utterances, run.utterances)
         if paired is not None:
             said.append(
-                f"The word error rate of {run.name} differs by {paired.points:+.2f} points from that of {rated[0].name}"
+                f"The word error rate of {run.name} differs by {paired.value:+.2f} points from that of {rated[0].name}"
                 f" (95 % interval {paired.low:+.2f} to {paired.high:+.2f}, paired bootstrap on the same utterances)."
             )
     close = [
@@ -153,7 +115,6 @@ def notes(ranked: Sequence[Run]) -> list[str]:
 
 
 def circumstances(ranked: Sequence[Run]) -> list[str]:
-    """Notes on runs that are simulated, have diverged or are unfinished."""
     said = []
     simulated = [run for run in ranked if run.simulated]
     if simulated:

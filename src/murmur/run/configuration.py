@@ -1,4 +1,7 @@
-"""Builds an Experiment from a Python file and a command line: checks names, converts values, ignores nothing."""
+"""Builds an Experiment from a Python file and a command line: checks names, converts values, ignores nothing.
+
+The list of settings has every name that `--set` takes, with its type, value and explanation.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,40 +21,32 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from murmur import strategies
 from murmur.core.errors import SettingError, nearest
 from murmur.core.learner import Strategy
-from murmur.core.setting_names import renamed
 from murmur.engine import schedule
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim import optimizer
-from murmur.speech import models
+from murmur.plugins import installed
 from murmur.worlds.virtual import cluster
 
 VALUES: Mapping[str, Any] = {
     **strategies.ALL,
     **strategies.PARTS,
     **{name: getattr(optimizer, name) for name in ("SGD", "Adam", "NaturalGradientSGD", "FisherConfig")},
-    **{name: getattr(models, name) for name in ("Dnn", "Lstm", "Blstm", "Tdnn", "TdnnF", "Convolutions")},
-    **{name: getattr(schedule, name) for name in schedule.__all__ if name[0].isupper()},
+    **{name: getattr(schedule, name) for name in ("Constant", "Cosine", "Exponential", "LargeBatch", "NewBob")},
+    **{name: getattr(schedule, name) for name in ("TimesLearners", "WarmUpAnneal")},
     **{name: getattr(cluster, name) for name in ("Cluster", "Link", "ConstantSeconds", "LognormalSeconds")},
 }
 
 
 # Errors of Python on a text that is not a literal; some need a list as a key, or too many brackets or signs.
 UNREADABLE = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+RECIPES = "murmur.recipes"
 MOST_SHOWN = 200  # characters of a text in a message
+ENTRY = re.compile(r"(\w+(?:, \w+)*): *(.*)")  # of a section of a docstring
 
 
 class UnknownField(SettingError):
     """A setting names a field that does not exist."""
-
-
-def load(source: str) -> Experiment:
-    """Return the experiment that `experiment()` of a file, or of a recipe of this package, makes.
-
-    Raises:
-        SettingError: there is no such file or recipe, or it has no such function.
-    """
-    return _made(source, maker(source), {})
 
 
 def _made(source: str, make: Callable[..., object], given: Mapping[str, str]) -> Experiment:
@@ -77,11 +73,6 @@ def parameters(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
 
 
 def maker(source: str) -> Callable[..., object]:
-    """Return the function `experiment()` of a file, or of a recipe of this package.
-
-    Raises:
-        SettingError: there is no such file or recipe, or it has no such function.
-    """
     make = getattr(_module(source), "experiment", None)
     if not callable(make):
         raise SettingError(f"{source} has no function experiment(); it must return a murmur Experiment")
@@ -118,17 +109,24 @@ def _module(source: str) -> ModuleType:
 
 
 def recipe_names() -> list[str]:
-    """Names of this package's recipes: the modules that define `experiment()`, in folders of any depth."""
+    """Names of the recipes of murmur and of its plugins: the modules that define `experiment()`."""
     return sorted(_recipe_modules())
 
 
 def _recipe_modules() -> dict[str, str]:
-    package = Path(__file__).parents[1]
-    return {
-        path.stem: ".".join(["murmur", *path.relative_to(package).with_suffix("").parts])
-        for path in (package / "recipes").rglob("[!_]*.py")
-        if "\ndef experiment(" in path.read_text(encoding="utf-8")
-    }
+    packages = [RECIPES, *(plugin.recipes for plugin in installed().values() if plugin.recipes is not None)]
+    # In this order of precedence: a plugin replaces no recipe of murmur.
+    return {path.stem: f"{package}.{path.stem}" for package in reversed(packages) for path in _files_of(package)}
+
+
+def _files_of(package: str) -> list[Path]:
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:
+        spec = None  # the plugin names a package that is not there
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    files = (path for folder in folders for path in Path(folder).glob("[!_]*.py"))
+    return [path for path in files if "\ndef experiment(" in path.read_text(encoding="utf-8")]
 
 
 def configure(
@@ -136,17 +134,13 @@ def configure(
 ) -> Experiment:
     """Return an experiment changed by settings such as "budget.epochs=2" and a strategy such as "KAVG(K=8)".
 
-    Args:
-        experiment: Experiment to start from.
-        settings: Names and values, as for --set.
-        strategy: Strategy that replaces the experiment's own.
-        source: File or recipe of the experiment, for the hint in messages about unknown names.
+    `source` is its file or recipe, for the hint in messages about unknown names.
 
     Raises:
         SettingError: an unknown name (the nearest valid one is given) or a value of the wrong type.
     """
     if strategy is not None:
-        experiment = replace(experiment, strategy=_strategy(strategy))
+        experiment = replace(experiment, strategy=strategy_of(strategy))
     waiting: dict[str, str] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -169,14 +163,13 @@ def configure(
     return experiment
 
 
-def resolved(source: str, settings: Sequence[str], jobs: int | None = None, strategy: str | None = None) -> Experiment:
+def resolved(
+    source: str, settings: Sequence[str] = (), jobs: int | None = None, strategy: str | None = None
+) -> Experiment:
     """Return the experiment of a command line; `jobs` sets task.jobs.
 
     Settings that name parameters of the file's `experiment()` come first, whatever their place; the others change what
     the function returns.
-
-    Raises:
-        SettingError: an unknown name, or a value that does not fit.
     """
     make = maker(source)  # once: a file may take long to load
     names, given, others = parameters(make), dict[str, str](), list[str]()
@@ -190,7 +183,7 @@ def resolved(source: str, settings: Sequence[str], jobs: int | None = None, stra
     return configure(_made(source, make, given), [*others, *more], strategy, source)
 
 
-def _strategy(text: str) -> Strategy:
+def strategy_of(text: str) -> Strategy:
     made = _evaluate(text, "strategy", {**strategies.ALL, **strategies.PARTS})
     if isinstance(made, type) and made.__name__ in strategies.ALL:
         made = made()
@@ -219,18 +212,11 @@ def _put(owner: Any, path: list[str], value: str, full: str) -> Any:
     try:
         return Budget(**{path[0]: new}) if anew else replace(owner, **{path[0]: new})
     except (ValueError, TypeError) as error:
-        told = str(error)
-        if hasattr(type(owner), "minibatch"):  # a task, perhaps inside another one, whose settings have longer names
-            told = renamed(told, ".".join(full.split(".")[: -len(path)]))
-        raise SettingError(f"{full}={value}: {told}") from error
+        raise SettingError(f"{full}={value}: {error}") from error
 
 
 def typed(text: str, wanted: Any, name: str) -> Any:
-    """Convert a command line's text to a value of the annotated type.
-
-    Raises:
-        SettingError: it cannot be read as that type.
-    """
+    """Convert a command line's text to a value of the annotated type."""
     options = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
     if type(None) in options and text in ("None", "none", ""):
         return None
@@ -278,7 +264,6 @@ def _literal(text: str) -> Any:
 
 
 def _evaluate(text: str, name: str, names: Mapping[str, Any]) -> Any:
-    """Evaluate a literal, or a call such as KAVG(K=8) of a known name with literal arguments; refuse all else."""
     try:
         tree = ast.parse(text, mode="eval").body
     except UNREADABLE as error:
@@ -310,3 +295,117 @@ def _known(word: str, name: str, names: Mapping[str, Any]) -> Any:
     if word not in names:
         raise SettingError(f"{name}: there is no {word!r}{nearest(word, list(names))}")
     return names[word]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One name that `--set` takes: dotted, with its type, its value as `--set` would take it, and one line about it."""
+
+    name: str
+    type: str
+    default: str
+    explanation: str
+
+
+def settings_of(experiment: Experiment) -> list[Setting]:
+    """List every setting, in the order of the fields; the fields of a value follow the value."""
+    return list(_below(experiment, ""))
+
+
+def arguments_of(source: str, settings: Sequence[str] = ()) -> list[Setting]:
+    """List the parameters of a file's or recipe's `experiment()`, with their values after `settings`."""
+    make = maker(source)
+    lines, texts = argument_lines(make), {n.strip(): v.strip() for n, _, v in (s.partition("=") for s in settings)}
+    return [
+        Setting(name, _type_name(p.annotation, object, name), texts.get(name, written(p.default)), lines.get(name, ""))
+        for name, p in parameters(make).items()
+    ]
+
+
+def _below(owner: Any, prefix: str) -> Iterator[Setting]:
+    lines = attribute_lines(type(owner))
+    for name, wanted in settable(owner).items():
+        value, full = getattr(owner, name), f"{prefix}{name}"
+        if not (is_dataclass(value) and isinstance(wanted, type)):  # a value of one class changes only in its fields
+            explanation = lines.get(name) or first_line(type(owner))
+            yield Setting(full, _type_name(wanted, type(owner), name), written(value), explanation)
+        if is_dataclass(value):
+            yield from _below(value, f"{full}.")
+
+
+def written(value: Any) -> str:
+    """Format a value in the notation of `--set`: plain text for strings and paths, calls without default values."""
+    return str(value) if isinstance(value, str | Path) else _expression(value)
+
+
+def _expression(value: Any) -> str:
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = [f.name for f in fields(value) if f.init and _changed(value, f)]
+        given = [f"{name}={_expression(getattr(value, name))}" for name in shown]
+        return f"{type(value).__name__}({', '.join(given)})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_expression, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, Path):
+        return repr(str(value))
+    if isinstance(value, Callable):  # type: ignore[arg-type]
+        return str(getattr(value, "__qualname__", type(value).__qualname__))
+    return repr(value)
+
+
+def _changed(owner: Any, field: Any) -> bool:
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return bool(default is MISSING or getattr(owner, field.name) != default)
+
+
+def _type_name(wanted: Any, owner: type, name: str) -> str:
+    origin = get_origin(wanted)
+    if origin in (Union, UnionType):
+        return " | ".join(_type_name(option, owner, name) for option in get_args(wanted))
+    if origin is Literal:
+        return " | ".join(map(str, get_args(wanted)))
+    if wanted is type(None):
+        return "None"
+    if isinstance(wanted, type) and origin is None:
+        return wanted.__name__
+    if origin is tuple:
+        inner = ("..." if option is ... else _type_name(option, owner, name) for option in get_args(wanted))
+        return f"tuple[{', '.join(inner)}]"
+    # A function type is shown by its name in the class's annotations, such as Schedule.
+    return next(str(own[name]) for own in map(inspect.get_annotations, owner.__mro__) if name in own)
+
+
+def attribute_lines(cls: type) -> dict[str, str]:
+    """Field names with their explanations, each on one line; those of base classes included."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= _section(inspect.cleandoc(base.__dict__.get("__doc__") or ""), "Attributes")
+    return found
+
+
+def argument_lines(function: Callable[..., object]) -> dict[str, str]:
+    return _section(inspect.getdoc(function) or "", "Args")
+
+
+def first_line(cls: type) -> str:
+    line = inspect.cleandoc(cls.__dict__.get("__doc__") or "").partition("\n")[0]
+    return "" if line.startswith(f"{cls.__name__}(") else line
+
+
+def _section(doc: str, title: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    names: list[str] = []
+    margin = None  # indentation of the entries; a line with more indentation continues an entry
+    _, _, section = f"\n{doc}".partition(f"\n{title}:\n")
+    for line in section.splitlines():
+        if not (text := line.strip()):
+            continue
+        indent = len(line) - len(line.lstrip())
+        if indent == 0:
+            break
+        margin = indent if margin is None else margin
+        entry = ENTRY.fullmatch(text) if indent == margin else None
+        if entry:
+            names, text = entry[1].split(", "), entry[2]
+        for name in names:
+            found[name] = f"{found[name]} {text}" if not entry else text
+    return found

@@ -16,24 +16,26 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from murmur.accelerator.device import is_accelerator, most_allocated_bytes, synchronize
 from murmur.core.counted import counted
 from murmur.core.facts import training_learners
 from murmur.core.flat import Layout
 from murmur.core.model_mode import in_training
 from murmur.core.moments import Moments
 from murmur.engine.experiment import Experiment, describe, in_short
-from murmur.engine.optimizer_fit import warn_of_optimizer
 from murmur.engine.prefetch import to_device
 from murmur.engine.record import duration
 from murmur.engine.scaling import described
-from murmur.engine.seeds import seed_of, seed_torch
-from murmur.engine.task import Loss
-from murmur.execution.cores import cores_here
+from murmur.engine.source import warn_of_optimizer
+from murmur.engine.task import Loss, seed_of, seed_torch
+from murmur.execution.workers import cores_here
 from murmur.report.terminal_table import TerminalTable
 from murmur.run.preparation import preparation_lines, to_prepare
 from murmur.run.request import RunRequest
+from murmur.run.saved_model import prepare
+from murmur.run.timed import timed
 from murmur.run.training import share_threads
-from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.environment import Place
 from murmur.worlds.process.world import device_of
 from murmur.worlds.virtual.cluster import Cluster
 
@@ -46,18 +48,7 @@ LEAST_TURNS = 1000  # runs of 154 to 243 turns lost up to 40 %, runs of 1,232 tu
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """Measurements on the first minibatches.
-
-    Attributes:
-        loss: Mean loss per sample of minibatch 0 at the initial weights.
-        gradient_norm: Norm of the gradient of minibatch 0.
-        samples: Number of samples in minibatch 0.
-        shapes: Names, shapes and types of the parts of minibatch 0.
-        step_seconds: Median time of a step, data included, over minibatches whose shapes the libraries have seen.
-        fastest_seconds: Time of the fastest of these steps.
-        steps: Number of timed steps.
-        optimizer_bytes: Size of the optimizer's state.
-    """
+    """Measurements on the first minibatches: loss and norm at the initial weights, median and fastest step."""
 
     loss: float
     gradient_norm: float
@@ -89,17 +80,17 @@ def dry_run(request: RunRequest, experiment: Experiment, prepared_only: bool, st
         return 0
     busy = busy_line()
     with console.status("preparing the data"):
-        experiment.task.prepare()
+        prepare(experiment)
     device = device_of(Place(0, 1, 0, "127.0.0.1", 0))
     seed_torch(seed_of(experiment.seed, "model"), device)
-    model = experiment.task.model().to(device)
+    model = experiment.model().to(device)
     warn_of_optimizer(experiment.strategy, Moments(experiment.optimizer(model), Layout.trainable(model)))
     console.print(parameter_table(model))
     first = None
     if steps:
         with console.status("first minibatches"):
             first = first_steps(experiment, model, device)
-    lines = first_lines(first) if first is not None else still_first_lines(experiment)
+    lines = first_lines(experiment, first)
     lines += plan_lines(experiment, request.learners, first)
     lines += [] if first is None else [busy]
     for line in [*lines, memory_line(model, first)]:
@@ -108,7 +99,6 @@ def dry_run(request: RunRequest, experiment: Experiment, prepared_only: bool, st
 
 
 def experiment_lines(experiment: Experiment, learners: int) -> list[str]:
-    """Describe an experiment in lines that need no data."""
     shown = {name: in_short(describe(getattr(experiment, name))) for name in ("strategy", "optimizer", "schedule")}
     budget = {name: value for name, value in vars(experiment.budget).items() if value is not None}
     told = ", ".join(f"{value:g} {name}" for name, value in budget.items()) or "1 epoch"
@@ -126,7 +116,6 @@ def experiment_lines(experiment: Experiment, learners: int) -> list[str]:
 
 
 def busy_line() -> str:
-    """Load of this machine, and its effect on the measured times."""
     load, cores = os.getloadavg()[0], cores_here()
     if load < IDLE_LOAD * cores:
         return f"this machine was idle (load average {load:.1f}, {counted(cores, 'core')})"
@@ -137,7 +126,6 @@ def busy_line() -> str:
 
 
 def parameter_table(model: nn.Module) -> TerminalTable:
-    """Table of all parameters with shapes and sizes; frozen parameters are marked."""
     heads = ("parameter", "shape", "type", "numbers")
     table = TerminalTable(heads, title=f"model: {type(model).__name__}", right=("numbers",))
     for name, tensor in model.named_parameters():
@@ -155,12 +143,19 @@ def first_steps(experiment: Experiment, model: nn.Module, device: str) -> FirstS
         return _timed_steps(experiment, model, device)
 
 
+def measured_steps(experiment: Experiment) -> FirstSteps:
+    """Measure the first steps of a prepared experiment on this machine's processor, and say so."""
+    with timed("a step of one learner, on this machine"):
+        seed_torch(seed_of(experiment.seed, "model"), "cpu")
+        return first_steps(experiment, experiment.model(), "cpu")
+
+
 def _timed_steps(experiment: Experiment, model: nn.Module, device: str) -> FirstSteps:
     optimizer = experiment.optimizer(model)
     loss, norm, samples, shapes = math.nan, math.nan, math.nan, tuple[str, ...]()
     most = min(TIMED, max(1, experiment.total))
-    warm, timed = list[float](), list[float]()
-    for seconds in (warm, timed):
+    warm, hot = list[float](), list[float]()
+    for seconds in (warm, hot):
         for n in range(most if seconds is warm else len(warm)):
             if n and sum(seconds) > MOST_SECONDS:
                 break
@@ -169,18 +164,15 @@ def _timed_steps(experiment: Experiment, model: nn.Module, device: str) -> First
             found = _backward(experiment, model, minibatch, n)
             if not warm:
                 samples, shapes = found.samples, tuple(shapes_of(minibatch))
-                loss, norm = float(found.total.detach()) / samples, _gradient_norm(model)
+                loss = float(found.total.detach()) / samples
+                gradients = [p.grad for p in model.parameters() if p.grad is not None]
+                norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            if device != "cpu":
-                torch.cuda.synchronize()
+            synchronize(device)
             seconds.append(time.perf_counter() - begin)
     state = sum(v.nbytes for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
-    return FirstSteps(loss, norm, samples, shapes, median(timed), min(timed), len(timed), state)
-
-
-def _gradient_norm(model: nn.Module) -> float:
-    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None))
+    return FirstSteps(loss, norm, samples, shapes, median(hot), min(hot), len(hot), state)
 
 
 def _backward(experiment: Experiment, model: nn.Module, minibatch: Any, n: int) -> Loss:
@@ -190,22 +182,16 @@ def _backward(experiment: Experiment, model: nn.Module, minibatch: Any, n: int) 
     return found
 
 
-def first_lines(first: FirstSteps) -> list[str]:
-    """Lines about minibatch 0, its loss and its gradient."""
-    shapes = "; ".join(first.shapes)
+def first_lines(experiment: Experiment, first: FirstSteps | None) -> list[str]:
+    if first is None:
+        return [f"first minibatch: {'; '.join(shapes_of(experiment.task.minibatch(0)))}"]
     return [
-        f"first minibatch: {first.samples:g} samples: {shapes}",
+        f"first minibatch: {first.samples:g} samples: {'; '.join(first.shapes)}",
         f"first loss {first.loss:.5f} per sample, gradient norm {first.gradient_norm:.5g}",
     ]
 
 
-def still_first_lines(experiment: Experiment) -> list[str]:
-    """Line about minibatch 0 without a gradient."""
-    return [f"first minibatch: {'; '.join(shapes_of(experiment.task.minibatch(0)))}"]
-
-
 def plan_lines(experiment: Experiment, learners: int, first: FirstSteps | None) -> list[str]:
-    """Lines about the steps, budget and time of the whole run, on these learners and on the experiment's cluster."""
     scaled = experiment.scaled(learners)
     total, per_epoch = scaled.total, scaled.per_epoch
     training = training_learners(experiment.strategy, learners)
@@ -228,7 +214,6 @@ def plan_lines(experiment: Experiment, learners: int, first: FirstSteps | None) 
 
 
 def cluster_lines(experiment: Experiment, learners: int) -> list[str]:
-    """Line about the turns on the experiment's own cluster, if that has another number of learners."""
     if not isinstance(experiment.cluster, Cluster) or experiment.cluster.learners == learners:
         return []
     many = experiment.cluster.learners
@@ -263,8 +248,8 @@ def memory_line(model: nn.Module, first: FirstSteps | None) -> str:
     gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     state = "" if first is None else f", optimizer {first.optimizer_bytes / MB:.1f}"
     known = f"weights {weights / MB:.1f}, gradients {gradients / MB:.1f}{state} MB"
-    if next(model.parameters()).is_cuda:
-        most = f"{torch.cuda.max_memory_allocated() / MB:.0f} MB of the GPU at most"
+    if is_accelerator(next(model.parameters()).device):
+        most = f"{most_allocated_bytes() / MB:.0f} MB of the GPU at most"
     else:
         unit = 1 if sys.platform == "darwin" else 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -273,7 +258,6 @@ def memory_line(model: nn.Module, first: FirstSteps | None) -> str:
 
 
 def shapes_of(value: Any, name: str = "") -> list[str]:
-    """Names, shapes and types of the parts of a minibatch."""
     title = f"{name} " if name else ""
     if isinstance(value, Tensor | np.ndarray):
         kind = str(value.dtype).removeprefix("torch.")

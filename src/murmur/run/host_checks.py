@@ -1,22 +1,35 @@
-"""Checks of one host: versions against pins, imports, cores, memory, disk, GPU."""
+"""Checks of one host (versions against pins, imports, cores, memory, disk, GPU) and of the learners together."""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal
+from statistics import median
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from murmur.accelerator import device
 from murmur.core.counted import counted
-from murmur.execution.cores import cores_here
+from murmur.core.group import Group, PeerLost
+from murmur.core.world import Seat
+from murmur.execution.workers import cores_here
+from murmur.worlds.process.environment import Place
+from murmur.worlds.process.launcher import Launch
+from murmur.worlds.process.world import ProcessWorld
 
 Level = Literal["ok", "warn", "bad"]
 # Libraries of one OpenFst generation: a mix of newer and older ones deadlocks silently on import.
@@ -27,6 +40,12 @@ CORE = ("torch", "numpy", "safetensors", "rich", "typer")
 SPEECH = ("soundfile", "soxr", "lhotse", "kaldi-native-fbank", "kaldi-native-io", "kaldialign", "jiwer", *OPENFST)
 LOW_DISK_GB, LOW_MEMORY_GB = 5.0, 2.0
 GB = 1e9
+ROUNDS = 50
+TIMEOUT_SECONDS = 60.0
+VECTOR_BYTES = 8 << 20
+TRANSFERS = 5
+TEXT_BYTES = 1 << 14  # size of the vector that carries the facts of a learner
+SLOW_ROUND_SECONDS, SLOW_BYTES_PER_SECOND = 0.01, 50e6
 
 
 @dataclass(frozen=True)
@@ -43,8 +62,12 @@ class HostFinding:
         return f"{line}; {self.remedy}" if self.remedy else line
 
 
+def warned(about: bool, what: str, found: str, remedy: str) -> HostFinding:
+    """Return a finding that is a warning, with its remedy, or else all right."""
+    return HostFinding("warn", what, found, remedy) if about else HostFinding("ok", what, found)
+
+
 def check_host(folder: Path, learners: int) -> list[HostFinding]:
-    """Run all checks of this host that need no other learner."""
     pins, where = read_pins()
     installed = installed_versions({*CORE, *SPEECH, *pins})
     return [
@@ -76,7 +99,6 @@ def parse_pins(lines: Iterable[str]) -> dict[str, str]:
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
-    """Versions of the packages that are installed."""
     found = {}
     for name in names:
         try:
@@ -109,7 +131,6 @@ def check_versions(pins: Mapping[str, str], installed: Mapping[str, str], where:
 
 
 def check_imports(installed: Mapping[str, str]) -> HostFinding:
-    """Import the OpenFst libraries together, in a process with a time limit."""
     if any(name not in installed for name in OPENFST):
         return HostFinding("warn", "imports", "not tried: the OpenFst libraries are not all installed")
     program = "; ".join(f"import {name}" for name in IMPORTS)
@@ -125,50 +146,149 @@ def check_imports(installed: Mapping[str, str]) -> HostFinding:
 
 
 def check_cores(cores: int, threads: int, learners: int) -> HostFinding:
-    """Check that each learner of this host has a core; the finding also names PyTorch's threads."""
     found = (
         f"{counted(cores, 'core')}, {counted(learners, 'learner')} here, PyTorch uses {counted(threads, 'thread')} in"
         " this process"
     )
-    if learners > cores:
-        return HostFinding(
-            "warn", "cores", found, f"start at most {counted(cores, 'learner')} here: more slow each other down"
-        )
-    return HostFinding("ok", "cores", found)
+    remedy = f"start at most {counted(cores, 'learner')} here: more slow each other down"
+    return warned(learners > cores, "cores", found, remedy)
 
 
 def check_memory() -> HostFinding:
-    """Check the free memory of this host."""
     info = Path("/proc/meminfo")
     if not info.is_file():
         return HostFinding("warn", "memory", "this system does not report its free memory")
     rows = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
     free, total = (int(rows[name].split()[0]) * 1024 / GB for name in ("MemAvailable", "MemTotal"))
-    found = f"{free:.1f} of {total:.1f} GB free"
-    if free < LOW_MEMORY_GB:
-        return HostFinding(
-            "warn", "memory", found, "a learner with a corpus needs 1-3 GB: start fewer, or end other programs"
-        )
-    return HostFinding("ok", "memory", found)
+    remedy = "a learner with a corpus needs 1-3 GB: start fewer, or end other programs"
+    return warned(free < LOW_MEMORY_GB, "memory", f"{free:.1f} of {total:.1f} GB free", remedy)
 
 
 def check_disk(folder: Path) -> HostFinding:
-    """Check the free space and the write permission of the folder for runs."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(there).free / GB
-    found = f"{free:.1f} GB free in {there}"
     if not os.access(there, os.W_OK):
         return HostFinding("bad", "disk", f"{there} cannot be written to", "choose another --out")
-    if free < LOW_DISK_GB:
-        return HostFinding(
-            "warn", "disk", found, "features, graphs and checkpoints take gigabytes: choose another --out"
-        )
-    return HostFinding("ok", "disk", found)
+    remedy = "features, graphs and checkpoints take gigabytes: choose another --out"
+    return warned(free < LOW_DISK_GB, "disk", f"{free:.1f} GB free in {there}", remedy)
 
 
 def check_gpu() -> HostFinding:
-    """List the GPUs that PyTorch sees."""
-    if not torch.cuda.is_available():
-        return HostFinding("ok", "GPU", "none seen by PyTorch: learners train on the processor")
-    names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    return HostFinding("ok", "GPU", f"{len(names)}: {', '.join(names)}")
+    found = device.names()
+    told = f"{len(found)}: {', '.join(found)}" if found else "none seen by PyTorch: learners train on the processor"
+    return HostFinding("ok", "GPU", told)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Facts that one learner sends to the others."""
+
+    host: str
+    python: str
+    torch: str
+    digest: str
+    findings: tuple[HostFinding, ...]
+
+
+def launched(source: str | None, settings: Sequence[str], learners: int) -> list[HostFinding]:
+    """Start learners on this host that examine the network between them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        answer = Path(scratch) / "found.json"
+
+        def command(place: Place, resume: bool) -> list[str]:  # noqa: ARG001 - all learners are started alike
+            words = [sys.executable, "-m", "murmur", "doctor", "--json", str(answer)]
+            words += [] if source is None else [source]
+            return [*words, *(word for setting in settings for word in ("--set", setting))]
+
+        status = Launch(command, learners).run()
+        if not answer.is_file():
+            remedy = "look at the messages above; is a firewall between processes of this host?"
+            return [HostFinding("bad", "learners", f"ended with status {status} before they had met", remedy)]
+        return [HostFinding(**each) for each in json.loads(answer.read_text(encoding="utf-8"))]
+
+
+def examined(place: Place, digest: str, out: Path) -> list[HostFinding] | HostFinding:
+    """Findings of one learner of a launch, the same on all; one finding if the learners did not meet."""
+    own = () if place.store == "murmur" or place.local_rank > 0 else tuple(check_host(out, place.local_size))
+    mine = Learned(socket.gethostname(), platform.python_version(), torch.__version__, digest, own)
+
+    async def program(seat: Seat) -> list[HostFinding]:
+        return await examine(seat, mine)
+
+    try:
+        return ProcessWorld(place, timeout_seconds=TIMEOUT_SECONDS).run(program)[0]
+    except (PeerLost, ConnectionError) as error:
+        remedy = "is the store's host reachable from here, and its port open?"
+        return HostFinding("bad", "store", f"learner {place.rank}: {error}", remedy)
+
+
+async def examine(seat: Seat, mine: Learned) -> list[HostFinding]:
+    """Measure the network and compare the learners; the same list on every learner."""
+    gathered = await gather(seat.group, asdict(mine))
+    told = [Learned(**{**each, "findings": tuple(HostFinding(**f) for f in each["findings"])}) for each in gathered]
+    size = seat.group.size
+    hosts = sorted({each.host for each in told})
+    found = [HostFinding("ok", "store", f"{counted(size, 'learner')} on {counted(len(hosts), 'host')} met")]
+    for host in hosts:
+        own = next((each.findings for each in told if each.host == host and each.findings), ())
+        found += [replace(each, what=f"{host}, {each.what}") if len(hosts) > 1 else each for each in own]
+    if size > 1:
+        found += [await latency(seat.group), await bandwidth(seat.group)]
+    found += compare_learners(told)
+    return found
+
+
+async def gather(group: Group, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    """Gather one JSON object from every member, in order of rank; each travels as a vector."""
+    raw = json.dumps(mine).encode()
+    if len(raw) > TEXT_BYTES:
+        raise ValueError(f"the facts of a learner take {len(raw)} bytes, the limit is {TEXT_BYTES}")
+    vector = torch.zeros(TEXT_BYTES)
+    vector[: len(raw)] = torch.tensor(list(raw), dtype=torch.float32)
+    told = []
+    for rank in range(group.size):
+        theirs = await group.broadcast(vector.clone(), root=rank)
+        told.append(json.loads(bytes(theirs.to(torch.uint8).tolist()).rstrip(b"\0")))
+    return told
+
+
+async def seconds_of_means(group: Group, vector: Tensor, times: int) -> list[float]:
+    seconds = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        await group.mean(vector)
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+async def latency(group: Group) -> HostFinding:
+    seconds = await seconds_of_means(group, torch.zeros(1), ROUNDS)
+    middle = median(seconds)
+    found = f"{1000 * middle:.2f} ms a round of all learners (slowest {1000 * max(seconds):.2f} ms)"
+    remedy = "average rarely: KAVG with a large K, or an asynchronous strategy; are the cores busy with other work?"
+    return warned(middle > SLOW_ROUND_SECONDS, "latency", found, remedy)
+
+
+async def bandwidth(group: Group) -> HostFinding:
+    """Measure the bandwidth of a mean over all learners: bytes of the vector per second, median of a few means."""
+    seconds = median(await seconds_of_means(group, torch.zeros(VECTOR_BYTES // 4), TRANSFERS))
+    speed = VECTOR_BYTES / seconds
+    found = f"{speed / 1e6:.0f} MB/s of averaged weights ({VECTOR_BYTES >> 20} MiB in {1000 * seconds:.1f} ms)"
+    remedy = "average rarely (KAVG), or send less often than every minibatch"
+    return warned(speed < SLOW_BYTES_PER_SECOND, "bandwidth", found, remedy)
+
+
+def compare_learners(told: Sequence[Learned]) -> list[HostFinding]:
+    return [
+        _same(told, "Python", lambda t: t.python, "install the same Python on every host"),
+        _same(told, "PyTorch", lambda t: t.torch, "install the same PyTorch on every host (constraints.txt)"),
+        _same(told, "experiment", lambda t: t.digest, "start every learner with the same file, --set and version"),
+    ]
+
+
+def _same(told: Sequence[Learned], what: str, of: Callable[[Learned], str], remedy: str) -> HostFinding:
+    values = {of(each) for each in told}
+    if len(values) == 1:
+        return HostFinding("ok", what, f"{values.pop()} everywhere")
+    shown = ", ".join(f"learner {rank} ({each.host}): {of(each)}" for rank, each in enumerate(told))
+    return HostFinding("bad", what, shown, remedy)

@@ -1,51 +1,67 @@
-"""One learner of a run; `python -m murmur.run.learner REQUEST.json` is one that murmur's launcher has started."""
+"""One learner of a run; `python -m murmur.run.learner REQUEST.json` is one that murmur's launcher has started.
+
+The folder of a run of several learners holds its request (request.json) and its meeting point (launch.json), without
+the secret. A learner that is added takes the next unused number, and joins late like a lost one that was started again.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from murmur.core.counted import counted
 from murmur.core.errors import IncompleteRun, SettingError, user_message
-from murmur.core.facts import training_learners
+from murmur.core.facts import Facts, training_learners
 from murmur.core.group import PeerLost, WorldMismatch
 from murmur.core.membership import StoppedGracefully
-from murmur.core.native_thread import end_process
-from murmur.core.printable import log_to_stderr
-from murmur.core.stop_signals import Stoppable, Stopped
+from murmur.core.plain_files import UNREADABLE, read_plain
+from murmur.core.printable import log_to_stderr, say
+from murmur.core.stop_signals import Stoppable, Stopped, end_process
 from murmur.core.torch_private import HashStore, Store
+from murmur.core.whole_files import write_whole
 from murmur.core.world import Seat, World
-from murmur.engine.checkpoints.checkpoint import write_whole
-from murmur.engine.checkpoints.cut import cut_of
+from murmur.engine.checkpoints.position import cut_of
 from murmur.engine.experiment import Experiment
 from murmur.engine.record import Observer, ProgressLine
 from murmur.engine.scaling import described
+from murmur.engine.task import REPORTS, DescribesModel, test_in
 from murmur.engine.trainer import Trainer
-from murmur.execution.cores import cores_here
-from murmur.run.folder.contents import LAUNCH
-from murmur.run.folder.state import write_reason
+from murmur.execution.messages import told_once
+from murmur.execution.workers import cores_here
+from murmur.run.folder.contents import LAUNCH, REQUEST, RUN, read_facts, refuse_links
+from murmur.run.folder.lock import write_reason
+from murmur.run.origin import source_of
 from murmur.run.request import RunRequest
-from murmur.run.score import report
-from murmur.worlds.process.launch.addresses import check_meeting_point
-from murmur.worlds.process.launch.environment import Place, place_of, threads_per_learner
-from murmur.worlds.process.launch.launcher import PEER_LOST_STATUS
-from murmur.worlds.process.launch.signals import STOPPED_STATUS, StopWhenPolled, take_interrupts_again
-from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS
+from murmur.run.saved_model import choose, read_into, told_choice
+from murmur.strategies import ALL
+from murmur.worlds.process.arrival import check_meeting_point
+from murmur.worlds.process.environment import Place, place_of, threads_per_learner
+from murmur.worlds.process.failure_detector import LEAST_SECONDS
+from murmur.worlds.process.launcher import PEER_LOST_STATUS
+from murmur.worlds.process.secret import from_file
+from murmur.worlds.process.signals import STOPPED_STATUS, StopWhenPolled, take_interrupts_again
+from murmur.worlds.process.torch_store import connect
 from murmur.worlds.process.world import START_SECONDS, ProcessWorld, device_of
 
 log = logging.getLogger(__name__)
+RECOGNISED = "recognised.jsonl"
+DECODED = "decoded"  # folder with the results of an unfinished test
+CONNECT_SECONDS = 10.0
 
 
 class LearnerEnd(NamedTuple):
-    """End of a learner: its exit status, and the reason of a failure."""
-
     status: int
     why: str = ""
 
@@ -59,11 +75,8 @@ def run_learner(
 ) -> LearnerEnd:
     """Run one learner of a world (None: torch.distributed); learner 0 also tests the model and writes score.json.
 
-    `begins` is called after all learners have met, before any file is written.
-
-    Raises:
-        Stopped: a signal arrived before or after training, and this is the only learner. One of several learners
-            returns the status that its launcher waits for instead.
+    `begins` is called after all learners have met, before any file is written. Stopped before or after training, the
+    only learner raises `Stopped`; one of several returns the status that its launcher waits for.
     """
     try:
         return _learn_and_test(request, experiment, place, world, begins)
@@ -128,10 +141,6 @@ def scaled_for(request: RunRequest, experiment: Experiment, learners: int) -> Ex
 
 
 def torch_world(request: RunRequest, place: Place, store: Store | None = None) -> ProcessWorld:
-    """Make the world of processes on torch.distributed; a learner without a launcher needs no store server.
-
-    `store` is an open connection to the store of the launch; None makes one.
-    """
     return ProcessWorld(
         place,
         device_of(place),
@@ -143,22 +152,13 @@ def torch_world(request: RunRequest, place: Place, store: Store | None = None) -
 
 def write_launch(request: RunRequest, place: Place) -> None:
     """Write launch.json: the meeting point of this run's learners, for a learner added later; never the secret."""
-    facts = {"host": place.host, "port": place.port, "generation": place.generation, "learners": place.size}
-    facts |= {"store": place.store}
-    write_whole(request.out / LAUNCH, json.dumps(facts, indent=1).encode())
+    write_whole(request.out / LAUNCH, json.dumps(place.meeting_point, indent=1).encode())
 
 
 def learn(file: Path, resume: bool) -> int:
     """Run the learner of this process on the request in a file; its place is in the environment.
 
     The launcher has checked the request and holds the folder; `resume` continues from the newest checkpoint there.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        SettingError: the file holds no request.
-        ValueError: a launcher has not started this process.
     """
     place = place_of()
     if place is None:
@@ -182,8 +182,113 @@ def tell_launcher(folder: Path, why: str) -> None:
         log.warning("the reason of the failure is not kept: %s", error)
 
 
+def report(request: RunRequest, experiment: Experiment, model: nn.Module) -> None:
+    """Test the model that represents the run, chosen by held-out loss alone; print its lines and save its figures."""
+    refuse_links(request.out)
+    name, stem = choose(request.out, request.tested, experiment.digest())
+    facts = read_into(model, stem)
+    figures = facts["figures"]
+    averaged = f" (mean of {len(facts['marks'])} evaluation points)" if "marks" in facts else ""
+    log.info("testing the %s model%s, held-out loss %.5g", name, averaged, figures.get("loss", math.nan))
+    began = time.monotonic()
+    with told_once(log.info):
+        score = test_in(experiment.task, model, request.out / DECODED)
+    seconds = time.monotonic() - began
+    told = told_choice(stem, request.tested, facts)
+    shown = [*score.lines[: score.others], *(f"{line}; {told}" for line in score.lines[score.others :])]
+    for line in shown:
+        say(line)
+    saved = {
+        "test": dict(score.figures),
+        "heldout": figures,
+        "model": {"name": name, "minibatches": facts["minibatches"], "marks": facts.get("marks")},
+        "lines": shown,
+        "test_seconds": seconds,
+    }
+    if isinstance(experiment.task, DescribesModel):
+        experiment.task.save_description(request.out)
+    for made in sorted((request.out / DECODED / REPORTS).glob("*")):  # that folder is removed after the test
+        (request.out / REPORTS).mkdir(exist_ok=True)
+        made.replace(request.out / REPORTS / made.name)
+    if score.recognised:
+        lines = (json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in score.recognised)
+        write_whole(request.out / RECOGNISED, "".join(lines).encode())
+    write_whole(request.out / "score.json", json.dumps(saved, indent=1).encode())  # written last: it completes the run
+    shutil.rmtree(request.out / DECODED, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class AddedLearner:
+    """A learner that joins a run under way, with the request of that run for this learner."""
+
+    request: RunRequest
+    experiment: Experiment
+    place: Place
+
+
+def one_more(run: Path, secret_file: Path, threads: int | None, trust: bool = False) -> AddedLearner:
+    """Return the next learner of a run under way; `trust` runs any file that run.json names."""
+    refuse_links(run)
+    files = [run / name for name in (RUN, REQUEST, LAUNCH)]
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise SettingError(f"{run} is not a run of several learners that has begun: {', '.join(missing)} is missing")
+    _fields(files[0], source=str)
+    facts, request = read_facts(run), RunRequest.read(files[1])
+    launch = _meeting_point(files[2])
+    source = source_of(run, facts, trust)
+    request = replace(request, source=source, out=run, resume=False, threads=threads, secret_file=secret_file)
+    experiment = request.experiment()
+    strategy = experiment.strategy
+    if not Facts.of(strategy).accepts_new_learners:
+        takes = ", ".join(name for name, made in ALL.items() if Facts.of(made()).accepts_new_learners)
+        raise SettingError(
+            f"{strategy} accepts no new learners (accepts_new_learners); of murmur's strategies {takes} accept them"
+        )
+    return AddedLearner(request, experiment, _next_place(launch, secret_file))
+
+
+def beside(run: Path, secret_file: Path) -> Place:
+    """Return the place of the next learner of a run of `murmur launch` that is under way."""
+    file = run / LAUNCH
+    if not file.is_file():
+        raise SettingError(
+            f"{run} is not a run of several learners that has begun: {file} is missing; loops of your own write it with"
+            " murmur launch --out"
+        )
+    return replace(_next_place(_meeting_point(file), secret_file), out=str(run.resolve()))
+
+
+def _meeting_point(file: Path) -> dict[str, Any]:
+    launch = _fields(file, store=str, learners=int, host=str, port=int, generation=int)
+    if launch["store"] == "torchrun":
+        raise SettingError(
+            "torchrun fixes the number of its learners: start the run with murmur train --learners, or murmur launch"
+        )
+    return launch
+
+
+def _next_place(launch: Mapping[str, Any], secret_file: Path) -> Place:
+    place = Place(0, launch["learners"], 0, launch["host"], launch["port"], launch["generation"], store="murmur")
+    place = replace(place, secret=from_file(secret_file))
+    store = connect(place, CONNECT_SECONDS)
+    store.set_timeout(timedelta(seconds=CONNECT_SECONDS))
+    number = int(store.add("learners added", 1))
+    return replace(place, rank=place.size + number - 1)
+
+
+def _fields(path: Path, **kinds: type) -> dict[str, Any]:
+    try:
+        found = json.loads(read_plain(path))
+    except UNREADABLE as error:
+        raise SettingError(f"{path} is damaged ({error}): learners can be added to a run that is under way") from error
+    wrong = [n for n, kind in kinds.items() if not isinstance(found, dict) or not isinstance(found.get(n), kind)]
+    if wrong:
+        raise SettingError(f"{path} does not say {', '.join(wrong)}: it is of another version, or damaged")
+    return {name: found[name] for name in kinds}
+
+
 def main() -> None:
-    """Entry point of a learner's process. Arguments: the file of the request, and --resume at a restart."""
     log_to_stderr()
     take_interrupts_again()
     with Stoppable(tell=None):

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.errors import SettingError
-from murmur.run.saved_model import Initialised
 
 KEY = Path(".local", "state", "murmur", "key")  # below the user's home
 KEY_BYTES = 32
@@ -34,12 +33,7 @@ def described_origin(source: str, task: object, out: Path) -> dict[str, Any]:
 
 
 def source_of(folder: Path, run: Mapping[str, Any], trust: bool) -> str:
-    """Return the experiment that run.json names: a recipe, or a file that may be run.
-
-    Raises:
-        SettingError: run.json names none, the file does not exist, or its signature is not from this user on this
-            machine.
-    """
+    """Return the experiment that run.json names: a recipe, or a file that this user on this machine has signed."""
     source = run.get("source")
     if not isinstance(source, str):
         raise SettingError(f"{folder} has no run.json that names the experiment of the model: give --experiment")
@@ -66,10 +60,7 @@ def is_of(run: Mapping[str, Any], source: str) -> bool:
 def located(folder: Path, run: Mapping[str, Any], given: Sequence[str] = ()) -> list[str]:
     """Return settings with the present paths of a run's files: relative to the run, or else absolute.
 
-    Args:
-        folder: Folder of the run.
-        run: Content of run.json.
-        given: Settings of the caller; the paths that they set are not looked up.
+    Paths that the caller's `given` settings set are not looked up.
 
     Raises:
         SettingError: some files are at neither path; names them.
@@ -92,7 +83,6 @@ def located(folder: Path, run: Mapping[str, Any], given: Sequence[str] = ()) -> 
 
 def paths_of(task: object) -> Iterator[tuple[str, Path]]:
     """Yield name and path of a task's fields that hold existing paths, except paths inside its corpus."""
-    task = task.task if isinstance(task, Initialised) else task
     corpus = getattr(task, "corpus", None)
     for name, path in _paths(task, "task"):
         inside = isinstance(corpus, Path) and path != corpus and not path.is_absolute() and (corpus / path).exists()
@@ -118,7 +108,6 @@ def _places(path: Path, out: Path) -> dict[str, str]:
 
 
 def _exists(path: Path) -> bool:
-    """True if a file or folder exists; a model is named without its suffix."""
     return path.exists() or path.with_name(f"{path.name}.safetensors").exists()
 
 

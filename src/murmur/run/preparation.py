@@ -1,4 +1,4 @@
-"""Forecast of a command that prepares data: missing parts, time, and disk space."""
+"""Before a task prepares its data: checks of its paths and names, and a forecast of time and disk space."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from pathlib import Path
 from murmur.core.path_checks import LEAST_BYTES, folder_to_write
 from murmur.core.printable import say
 from murmur.engine.record import duration
-from murmur.engine.task import Preparable, Unmade
+from murmur.engine.task import Checkable, Preparable, Unmade
 
 MB = 1e6
 
 
 def to_prepare(task: object) -> list[Unmade]:
-    """Return the data that a task has still to prepare, as far as it can tell, and check that the disk has room.
-
-    Raises:
-        SettingError: the folder is not writable, or the disk is too full.
-        CorpusError: the data cannot be used.
-    """
+    """Return the data that a task has still to prepare, as far as it can tell, and check that the disk has room."""
     found = list(task.unprepared()) if isinstance(task, Preparable) else []
     needed: dict[Path, float] = {}
     for each in found:
@@ -30,15 +25,7 @@ def to_prepare(task: object) -> list[Unmade]:
 
 
 def tell_preparation(task: object) -> Sequence[Unmade]:
-    """Print the unprepared data and the time it takes to standard error; print nothing if all data is prepared.
-
-    Returns:
-        The unprepared data, as far as the task can tell.
-
-    Raises:
-        SettingError: the folder is not writable, or the disk is too full.
-        CorpusError: the data cannot be used.
-    """
+    """Print the unprepared data and the time it takes to standard error, if there is any; return it."""
     missing = to_prepare(task)
     for line in preparation_lines(missing) if missing else ():
         say(line, err=True)
@@ -46,7 +33,6 @@ def tell_preparation(task: object) -> Sequence[Unmade]:
 
 
 def preparation_lines(missing: Sequence[Unmade]) -> list[str]:
-    """One line for each missing part, and one for the total; a single line if nothing is missing."""
     if not missing:
         return ["prepared: all data for training exists"]
     lines = [f"not prepared: {each.what}: about {duration(max(1.0, each.seconds))}" for each in missing]
@@ -54,3 +40,8 @@ def preparation_lines(missing: Sequence[Unmade]) -> list[str]:
     where = ", ".join(dict.fromkeys(str(each.folder) for each in missing))
     whole = duration(max(1.0, sum(each.seconds for each in missing)))
     return [*lines, f"to prepare: about {whole} on an idle machine, {size:.0f} MB in {where}"]
+
+
+def task_to_do(task: object) -> None:
+    if isinstance(task, Checkable):
+        task.check()

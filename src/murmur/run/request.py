@@ -12,12 +12,11 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from murmur.core.errors import SettingError, nearest
 from murmur.core.plain_files import read_plain
-from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.core.whole_files import write_whole
 from murmur.engine.experiment import Experiment
 from murmur.run.configuration import resolved
-from murmur.run.folder.contents import REQUEST
-from murmur.run.folder.opened import LATEST
-from murmur.run.saved_model import Choice, Initialised, find_model
+from murmur.run.folder.contents import LATEST, REQUEST
+from murmur.run.saved_model import Choice, InitialWeights, find_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,19 +27,14 @@ class RunRequest:
         source: Experiment file or recipe.
         settings: Overrides of the form "name=value".
         strategy: Strategy as text, or None for the experiment's own.
-        learners: Number of processes to start on this host.
         out: Folder for all files of the run; `LATEST` makes a new one.
-        resume: Continue from the newest checkpoint in `out`.
-        restarts: Number of times that each learner may be started again.
         threads: Compute threads per learner; None divides the cores among the learners.
         init: Run folder or model file that provides the initial weights; None initialises them at random.
-        tested: Choice of the run's model to test.
         world: Library that moves vectors between learners.
         secret_file: User's file with the secret that the learners of this run share.
         lease_seconds: Shortest silence after which a learner counts as lost; None uses the world's default.
         start_seconds: Time that learners wait for one another at the start; None uses the world's default.
         grace_seconds: Time for the learners to save when the launch is stopped; None: no limit.
-        force: Remove a run that is in `out` when this one begins.
     """
 
     source: str
@@ -62,34 +56,23 @@ class RunRequest:
 
     @property
     def name(self) -> str:
-        """Name of the experiment, for folders."""
         return Path(self.source).stem
 
     def experiment(self) -> Experiment:
-        """Load the experiment and apply all settings.
-
-        Raises:
-            SettingError: a name is unknown, a value does not fit, or there is no model at `init`.
-        """
+        """Load the experiment and apply all settings, and the initial weights of `init`."""
         experiment = resolved(self.source, self.settings, strategy=self.strategy)
         if self.init is None:
             return experiment
         stem = find_model(self.init)
         content = blake2b(stem.with_suffix(".safetensors").read_bytes(), digest_size=8).hexdigest()
-        return replace(experiment, task=Initialised(experiment.task, stem, content))
+        return replace(experiment, initial=InitialWeights(stem, content))
 
     def to_json(self) -> str:
-        """Return the request as a JSON object with one entry per field."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return json.dumps(values, indent=1, default=str)  # of the types of the fields, JSON lacks paths alone
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the request of a text that `to_json` made.
-
-        Raises:
-            SettingError: the text is not a JSON object, or a field is unknown, missing or of another type; names it.
-        """
         try:
             given = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -109,21 +92,13 @@ class RunRequest:
         """Write the request whole into the run's folder, for every learner that is started there later.
 
         `init` becomes absolute: an added learner may be started in another working directory.
-
-        Raises:
-            OSError: the file cannot be written.
         """
         init = None if self.init is None else self.init.absolute()
         write_whole(self.out / REQUEST, replace(self, init=init).to_json().encode())
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file that `write` wrote.
-
-        Raises:
-            SettingError: it holds no run request; names the file and the field.
-            OSError: it cannot be read.
-        """
+        """Read a file that `write` wrote; an error names the file and the field."""
         try:
             return cls.from_json(read_plain(path).decode())
         except (ValueError, OverflowError) as error:  # an integer that no number of 64 bits holds
@@ -131,7 +106,6 @@ class RunRequest:
 
 
 def _typed(value: Any, wanted: Any, name: str) -> Any:
-    """Return a JSON value as the type of a field."""
     for option in get_args(wanted) if isinstance(wanted, UnionType) else (wanted,):
         if option is Path and isinstance(value, str):
             return Path(value)

@@ -5,33 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from murmur.core.errors import DamagedCheckpoint, SettingError, nearest
-from murmur.core.flat import Layout
 from murmur.core.plain_files import UNREADABLE, check_plain, read_plain
-from murmur.engine.checkpoints.checkpoint import layout_of, read_facts, read_pair
-from murmur.engine.task import (
-    Checkable,
-    Divisible,
-    Loss,
-    Preparable,
-    Score,
-    Task,
-    Unmade,
-    data_of,
-    outputs_of,
-    piece_of,
-    test_in,
-)
+from murmur.engine.checkpoints.checkpoint import layouts_of, read_facts, read_pair, shapes_of
+from murmur.engine.experiment import Experiment
+from murmur.engine.task import outputs_of
 from murmur.report.records import is_number
 
 Choice = Literal["lowest", "last", "best", "averaged"]
@@ -60,6 +48,25 @@ def find_model(path: Path, choice: Choice | None = None) -> Path:
     if path.with_name(f"{path.name}.safetensors").is_file():
         return path
     return _of_run(path)
+
+
+def model_to_read(path: Path, choice: Choice | None = None) -> Path:
+    stem = find_model(path, choice)
+    file = stem.with_suffix(".safetensors")
+    try:
+        check_plain(file)
+        with safe_open(file, framework="numpy"):
+            return stem
+    except (SafetensorError, OSError) as error:
+        raise SettingError(f"{file} cannot be read: {error}") from error
+
+
+def tested_model(experiment: Experiment, choice: Choice | None) -> None:
+    if choice == "averaged" and experiment.averaged_checkpoints == 0:
+        known = ", ".join(name for name in ("lowest", *FILES) if name != "averaged")
+        raise SettingError(
+            f"--weights averaged needs averaged_checkpoints of 1 or more: set it, or choose one of {known}"
+        )
 
 
 def _of_run(folder: Path) -> Path:
@@ -97,7 +104,6 @@ def told_choice(stem: Path, choice: Choice | None, facts: Mapping[str, Any]) -> 
 
 
 def _default(folder: Path) -> Path | None:
-    """Model that the folder itself would choose; None if its records do not allow a choice."""
     try:
         return _of_run(folder)
     except SettingError:
@@ -112,9 +118,6 @@ def choose(out: Path, choice: Choice, digest: str | None = None) -> tuple[str, P
         choice: "last", "best", "averaged", or "lowest" for the lowest held-out loss, where ties go to the last.
         digest: Digest of the run's experiment; models of another experiment, left by an earlier run, are ignored.
             None considers all models.
-
-    Raises:
-        SettingError: the run has no such model.
     """
     losses: dict[str, float] = {}
     for name, file in FILES.items():
@@ -132,7 +135,6 @@ def choose(out: Path, choice: Choice, digest: str | None = None) -> tuple[str, P
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file beside a model."""
     try:
         found = json.loads(read_plain(path))
     except UNREADABLE as error:
@@ -143,13 +145,10 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
-    """Load a trained model's weights into `model`.
+    """Load a trained model's weights into `model`, and return the facts beside them.
 
     Reads the files of training (vectors, with names in a JSON file beside them), and any .safetensors file of named
     tensors. `starts_without` of a model names modules that the file may hold in addition, as a pre-trained stack does.
-
-    Returns:
-        The facts in the JSON file: figures, minibatches; empty for a file of another program.
 
     Raises:
         SettingError: a tensor is missing, superfluous or of another shape; names it.
@@ -164,16 +163,13 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
         _put_named(model, named, stem)
         return {}
     vectors, facts = read_pair(stem)
-    mine = layout_of(model)
-    parts = {"weights": Layout.trainable(model), "buffers": Layout.buffers(model)}
-    if "integers" in vectors:  # files of older versions hold none
-        parts["integers"] = Layout.integers(model)
-    for part, wanted in parts.items():
+    mine = shapes_of(model)
+    for part, wanted in layouts_of(model).items():
         vector = _vector(vectors, part, stem)
         if "tensors" in facts:
             pieces, shapes = _cut(vector, facts["tensors"], part, stem)
             given = {n: s for n, s in shapes.items() if not _left_out(n, model)}
-            _compare(given, {n: s for n, s in mine.get(part, [])}, stem)
+            _compare(given, {n: s for n, s in mine[part]}, stem)
             vector = torch.cat([pieces[n] for n in given]) if given else vector
         if vector.numel() != wanted.numel:
             raise SettingError(
@@ -185,7 +181,6 @@ def read_into(model: nn.Module, stem: Path) -> dict[str, Any]:
 
 
 def _vector(vectors: Mapping[str, Tensor], part: str, stem: Path) -> Tensor:
-    """Return a vector of a file."""
     if (
         part not in vectors
         or vectors[part].ndim != 1
@@ -196,7 +191,6 @@ def _vector(vectors: Mapping[str, Tensor], part: str, stem: Path) -> Tensor:
 
 
 def _cut(vector: Tensor, tensors: Any, part: str, stem: Path) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
-    """Cut a vector into named tensors; returns the pieces and their shapes."""
     try:
         shapes = {str(name): [int(n) for n in shape] for name, shape in tensors[part]}
         cut = torch.split(vector, [math.prod(shape) for shape in shapes.values()])
@@ -215,7 +209,6 @@ def _put_named(model: nn.Module, named: Mapping[str, Tensor], stem: Path) -> Non
 
 
 def _left_out(name: str, model: nn.Module) -> bool:
-    """True if a tensor of a file is one that the model does not need."""
     own = {n.partition(".")[0] for n, _ in model.named_children()}
     return name.partition(".")[0] in set(getattr(model, "starts_without", ())) - own
 
@@ -237,90 +230,26 @@ def _compare(given: Mapping[str, list[int]], wanted: Mapping[str, list[int]], st
 
 
 @dataclass(frozen=True)
-class Initialised:
-    """Task whose model starts from a trained one; the rest is delegated to the task.
+class InitialWeights:
+    """Weights of a trained model, from which the models of a run start (`Experiment.initial`).
 
-    Attributes:
-        task: Task to learn.
-        stem: File of the trained model, without suffix.
-        content: Digest of that file; learners that read different files do not start.
+    Learners that read files of other `content`, a digest, do not start.
     """
 
-    task: Task
     stem: Path = field(repr=False)
     content: str
 
-    @property
-    def per_epoch(self) -> int:
-        """Minibatches per epoch of the task."""
-        return self.task.per_epoch
-
-    @property
-    def samples_per_epoch(self) -> float:
-        """Samples per epoch of the task."""
-        return self.task.samples_per_epoch
-
-    def check(self) -> None:
-        """Run the task's check, if it has one."""
-        if isinstance(self.task, Checkable):
-            self.task.check()
-
-    def unprepared(self) -> Sequence[Unmade]:
-        """Unprepared data of the task; empty if the task does not report it."""
-        return self.task.unprepared() if isinstance(self.task, Preparable) else ()
-
-    def prepare(self) -> object:
-        """Prepare the task's data, and warn if the trained model has other outputs."""
-        data = self.task.prepare()
-        there = read_facts(self.stem) if self.stem.with_suffix(".json").is_file() else {}
-        if there.get("outputs", "") not in ("", outputs_of(self.task)):
-            log.warning("the outputs of %s stand for other classes than those of this task", self.stem)
-        return data
-
-    def model(self) -> nn.Module:
-        """Build the task's model and load the trained weights into it."""
-        model = self.task.model()
+    def __call__(self, model: nn.Module) -> None:
         read_into(model, self.stem)
-        return model
-
-    def outputs_digest(self) -> str:
-        """Digest of what the outputs of the task stand for."""
-        return outputs_of(self.task)
 
     @property
-    def data_digest(self) -> str:
-        """Digest of the data of the task; "" if it does not identify them."""
-        return str(data_of(self.task).get("digest", ""))
+    def outputs(self) -> str:
+        return str(read_facts(self.stem).get("outputs", "")) if self.stem.with_suffix(".json").is_file() else ""
 
-    def minibatch(self, n: int) -> Any:
-        """Minibatch n of the task."""
-        return self.task.minibatch(n)
 
-    @property
-    def most_pieces(self) -> int:
-        """Most pieces of a minibatch of the task; 1 if it cannot cut its minibatches."""
-        return self.task.most_pieces if isinstance(self.task, Divisible) else 1
-
-    def piece(self, n: int, number: int, of: int) -> Any:
-        """Piece of minibatch n of the task.
-
-        Raises:
-            ValueError: the task cannot cut its minibatches.
-        """
-        return piece_of(self.task, n, number, of)
-
-    def loss(self, model: nn.Module, minibatch: Any) -> Loss:
-        """Loss of the task."""
-        return self.task.loss(model, minibatch)
-
-    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
-        """Figures of the task on held-out data."""
-        return self.task.evaluate(model)
-
-    def test(self, model: nn.Module) -> Score:
-        """Test the model with the task."""
-        return self.task.test(model)
-
-    def test_in(self, model: nn.Module, kept: Path | None) -> Score:
-        """Test the model with the task; parts of the work are saved in the folder `kept`."""
-        return test_in(self.task, model, kept)
+def prepare(experiment: Experiment) -> None:
+    """Prepare the task's data, and warn if the initial weights are those of a model with other outputs."""
+    experiment.task.prepare()
+    initial = experiment.initial
+    if isinstance(initial, InitialWeights) and initial.outputs not in ("", outputs_of(experiment.task)):
+        log.warning("the outputs of %s stand for other classes than those of this task", initial.stem)

@@ -9,13 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from murmur.core import trace
 from murmur.core.world import Seat
 from murmur.engine.experiment import Experiment
 from murmur.report.read import read_run
+from murmur.report.records import EvaluationRow
 from murmur.simulation.planner.setting import COMPUTE, NETWORK, STRAGGLER, slowness_of
 from murmur.simulation.planner.table import shown
-from murmur.simulation.planner.timing import Timing, minibatches_done
+from murmur.simulation.planner.timing import COUNTED, Timing, counted, minibatches_done
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -32,24 +32,23 @@ class EvaluationPoint:
     consensus_distance: float | None
     figures: Mapping[str, float]
 
+    @classmethod
+    def of(cls, row: EvaluationRow) -> EvaluationPoint:
+        return cls(row.seconds, row.samples, row.epoch or 0.0, row.consensus_distance, dict(row.figures))
+
 
 @dataclass(frozen=True)
 class Account:
     """One simulated run.
 
     Attributes:
-        strategy: Text of the strategy, as on the command line.
-        learners: Number of learners.
         seconds: Virtual seconds of training, without evaluation.
         real_seconds: Real seconds of the simulation.
         since_seconds: Virtual seconds of earlier launches of a continued run; seconds of computing, waiting and
             communicating, and bytes of cards, count this launch alone.
-        minibatches, samples: Totals of all learners, without those that a lost learner left undone.
-        compute_seconds: Seconds of computing of each learner.
         waiting_seconds, communicating_seconds: Seconds of each learner that it waited for others or for bytes,
             including those of averaging beside the gradient.
         staleness: {changes of the weights while the gradient was computed: steps of all learners}.
-        sent_bytes: Bytes sent by each learner in the whole run.
         card_bytes, card_bytes_per_second: Bytes sent through the network card of each node, and its bandwidth.
         clock_seconds: Virtual seconds of this launch until its last event, including evaluation and the end of the
             protocol.
@@ -82,7 +81,6 @@ class Account:
 
     @property
     def hours(self) -> float:
-        """Virtual hours of training."""
         return self.seconds / 3600
 
     @property
@@ -113,12 +111,10 @@ class Account:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples of all learners per virtual second."""
         return self.samples / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def mean_staleness(self) -> float:
-        """Mean staleness over all steps."""
         steps = sum(self.staleness.values())
         return sum(age * count for age, count in self.staleness.items()) / steps if steps else 0.0
 
@@ -137,7 +133,6 @@ class Account:
         return max((1 - idle, COMPUTE), (idle * (1 - share), STRAGGLER), (idle * share, NETWORK))[1]
 
     def described(self) -> dict[str, Any]:
-        """All fields and the figures derived from them, as JSON values."""
         derived = {"hours": self.hours, "idle": self.idle, "card_use": self.card_use, "binds": self.binds}
         rate = {"samples_per_second": self.samples_per_second, "mean_staleness": self.mean_staleness}
         staleness = {str(age): count for age, count in sorted(self.staleness.items())}
@@ -145,7 +140,6 @@ class Account:
 
 
 def of_timing(timing: Timing, experiment: Experiment, cluster: Cluster, real_seconds: float) -> Account:
-    """Account of a run without gradients."""
     experiment = experiment.scaled(cluster.learners)
     return Account(
         strategy=shown(experiment.strategy),
@@ -156,35 +150,21 @@ def of_timing(timing: Timing, experiment: Experiment, cluster: Cluster, real_sec
         since_seconds=0.0,
         minibatches=timing.minibatches,
         samples=timing.minibatches * experiment.task.samples_per_epoch / experiment.per_epoch,
-        compute_seconds=timing.compute_seconds,
-        waiting_seconds=timing.waiting_seconds,
-        communicating_seconds=timing.communicating_seconds,
         staleness=Counter(age for ages in timing.staleness for age in ages),
-        sent_bytes=timing.sent_bytes,
-        card_bytes=timing.card_bytes,
-        card_bytes_per_second=_speeds(cluster),
-        clock_seconds=timing.clock_seconds,
-        killed=timing.killed,
+        card_bytes_per_second=card_speeds(cluster),
         slowness=slowness_of(cluster),
+        **{name: getattr(timing, name) for name in COUNTED},
     )
 
 
 def of_run(
     experiment: Experiment, world: VirtualWorld, seats: Sequence[Sequence[Seat]], out: Path, since_seconds: float
 ) -> Account:
-    """Account of a run with gradients, from its records, its seats and the network's counters; without real seconds.
-
-    `seats` holds a list for each learner, with one seat for each of its starts.
-    """
-    records, cluster, network = read_run(out).records, world.cluster, world.network
+    """Account of a run with gradients, from its records and its world (see `counted`); without real seconds."""
+    records, cluster = read_run(out).records, world.cluster
     experiment = experiment.scaled(cluster.learners)
     staleness = sum(records.staleness.values(), Counter())
     done = minibatches_done(experiment.total, cluster, staleness.total())
-    totals = [[seat.trace.totals() for seat in lives] for lives in seats]
-
-    def spent(kind: str) -> tuple[float, ...]:
-        return tuple(sum(life.get(kind, 0.0) for life in lives) for lives in totals)
-
     return Account(
         strategy=shown(experiment.strategy),
         learners=cluster.learners,
@@ -194,23 +174,14 @@ def of_run(
         budget_minibatches=experiment.total if done < experiment.total else None,
         minibatches=done,
         samples=done / experiment.per_epoch * experiment.task.samples_per_epoch,
-        compute_seconds=spent(trace.COMPUTE),
-        waiting_seconds=spent(trace.WAITING),
-        communicating_seconds=spent(trace.COMMUNICATING),
         staleness=staleness,
-        sent_bytes=tuple(network.sent_bytes[i] for i in range(cluster.learners)),
-        card_bytes=tuple(network.card_bytes[n] for n in cluster.places(range(cluster.learners))),
-        card_bytes_per_second=_speeds(cluster),
-        clock_seconds=world.clock.now,
-        killed=tuple(world.killed),
-        marks=tuple(
-            EvaluationPoint(e.seconds, e.samples, e.epoch, e.consensus_distance, dict(e.figures))
-            for e in records.evaluations
-        ),
+        card_bytes_per_second=card_speeds(cluster),
+        marks=tuple(EvaluationPoint.of(row) for row in records.evaluations),
         slowness=slowness_of(cluster),
+        **counted(world, seats),
     )
 
 
-def _speeds(cluster: Cluster) -> tuple[float, ...]:
+def card_speeds(cluster: Cluster) -> tuple[float, ...]:
     nodes = cluster.places(range(cluster.learners))
     return tuple(cluster.links.get(node, cluster.link).bytes_per_second for node in nodes)

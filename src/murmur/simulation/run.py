@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import resource
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
@@ -18,21 +20,20 @@ from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.group import PeerLost
 from murmur.core.plain_files import making_sense
-from murmur.core.whole_files import FinishedLines
+from murmur.core.whole_files import FinishedLines, write_whole
 from murmur.core.world import Seat
-from murmur.engine.checkpoints.checkpoint import Checkpoints, write_whole
+from murmur.engine.checkpoints.checkpoint import Checkpoints
 from murmur.engine.experiment import Experiment
-from murmur.engine.record import read_line
+from murmur.engine.record import Record, duration, read_line
 from murmur.engine.stacked import NotStackable, check_stackable, draw_together
 from murmur.engine.trainer import Trainer
 from murmur.execution.processes import run_in_workers
-from murmur.run.folder.opened import OpenedRun, opened
+from murmur.run.folder.contents import OpenedRun, opened
+from murmur.run.learner import report
 from murmur.run.request import RunRequest
-from murmur.run.score import report
 from murmur.run.training import check_model, write_run
 from murmur.simulation.account import Account, of_run, of_timing
 from murmur.simulation.planner.timing import Timing, time_strategy
-from murmur.simulation.progress import VirtualProgress
 from murmur.simulation.scenario import Simulation, continued
 from murmur.worlds.virtual.clock import Deadlock, Livelock
 from murmur.worlds.virtual.cluster import Cluster
@@ -73,16 +74,7 @@ def attempt(simulation: Simulation, labelled: bool = False) -> Account | Failure
 
 
 def simulate(simulation: Simulation, label: str = "") -> Account:
-    """Run one simulation and write `simulated.json` beside what the trainer leaves.
-
-    Raises:
-        SettingError: an option is invalid, or the strategy cannot be timed without gradients.
-        ValueError: the cluster is invalid.
-        PeerLost: a fault ended the run.
-        Deadlock: learners wait for each other.
-        Livelock: learners poll without end.
-        FloatingPointError: the losses are not finite.
-    """
+    """Run one simulation and write `simulated.json` beside what the trainer leaves."""
     with opened(simulation.out, simulation.name, simulation.resume, simulation.force) as run:
         account = _simulated(replace(simulation, out=run.out), run, label)
         run.end(0)
@@ -116,7 +108,7 @@ def with_message(cluster: Cluster, experiment: Experiment) -> Cluster:
     """Return the cluster with messages as large as the experiment's model, unless it sets their size."""
     if cluster.message_bytes is not None:
         return cluster
-    layout = Layout.trainable(experiment.task.model())
+    layout = Layout.trainable(experiment.model())
     return replace(cluster, message_bytes=float(layout.numel * layout.empty().element_size()))
 
 
@@ -176,14 +168,61 @@ def behind(out: Path) -> tuple[float, Counter[int], list[float]]:
 
 
 def allow_files(learners: int) -> None:
-    """Raise the limit of open files to hold the records and the trace of every learner.
-
-    Raises:
-        SettingError: the system's hard limit is lower.
-    """
+    """Raise the limit of open files to hold the records and the trace of every learner."""
     needed = 2 * learners + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY not in (soft, hard) and hard < needed:
         raise SettingError(f"{learners} learners need {needed} open files, the limit is {hard}: raise it (ulimit -Hn)")
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+class VirtualProgress:
+    """Observer of all learners' records that writes a line every few real seconds and one for each evaluation.
+
+    `total` is the number of minibatches, None if it is not known; `label` begins every line, to distinguish simulations
+    that run side by side.
+    """
+
+    def __init__(
+        self, total: int | None, label: str = "", stream: TextIO | None = None, every_seconds: float | None = None
+    ) -> None:
+        self._total, self._label, self._out = total, f"{label}: " if label else "", stream or sys.stderr
+        self._live = self._out.isatty() and not label
+        self._every = every_seconds if every_seconds is not None else 0.5 if self._live else 10.0
+        self._began = time.monotonic()
+        self._last = self._began - self._every
+        self._first: Record | None = None
+
+    def __call__(self, record: Record) -> None:
+        if record.kind == "evaluation":
+            figures = "  ".join(f"{name} {value:.4g}" for name, value in record.figures.items())
+            self._write(f"epoch {record.epoch:6.2f}  held-out  {figures}  at {virtual(record.seconds)}", final=True)
+            return
+        self._first = self._first or record
+        if time.monotonic() - self._last >= self._every:
+            self._last = time.monotonic()
+            self._write(self._line(record, self._first), final=not self._live)
+
+    def _line(self, r: Record, first: Record) -> str:
+        real = time.monotonic() - self._began
+        done = r.minibatches - first.minibatches
+        pace = (r.seconds - first.seconds) / max(real, 1e-9)
+        if self._total is None:
+            return f"minibatch {r.minibatches:7d}  loss {r.loss:8.4f}  {virtual(r.seconds)}, real {duration(real)}"
+        left = f"about {duration(real / done * (self._total - r.minibatches))} left" if done > 0 else ""
+        return (
+            f"minibatch {min(r.minibatches, self._total):7d}/{self._total}  epoch {r.epoch:6.2f}  loss {r.loss:8.4f}  "
+            f"{virtual(r.seconds)}, real {duration(real)} ({pace:.3g} virtual s a real s)  "
+            f"{left}"
+        ).rstrip()
+
+    def _write(self, text: str, final: bool) -> None:
+        self._out.write(("\r\033[K" if self._live else "") + self._label + text + ("\n" if final else ""))
+        self._out.flush()
+
+
+def virtual(seconds: float) -> str:
+    if seconds < 60:
+        return f"virtual {seconds:.3g} s"
+    return f"virtual {seconds / 60:.3g} min" if seconds < 3600 else f"virtual {seconds / 3600:.4g} h"

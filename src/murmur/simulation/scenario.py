@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from murmur.core.errors import SettingError
-from murmur.engine.checkpoints.cut import cut_of
+from murmur.core.errors import SettingError, nearest
+from murmur.engine.checkpoints.position import cut_of
 from murmur.engine.experiment import Experiment, describe
 from murmur.run.configuration import resolved
-from murmur.run.folder.opened import LATEST
+from murmur.run.folder.contents import LATEST
 from murmur.run.saved_model import Choice
-from murmur.simulation.parse import compute_times, factors_of, faults_of, kind_of
 from murmur.worlds.virtual.cluster import (
     Cluster,
     ComputeTime,
     ConstantSeconds,
     Kill,
     LognormalSeconds,
+    MeasuredSeconds,
     RecordedSeconds,
     Rejoin,
     Stop,
 )
+from murmur.worlds.virtual.presets import PRESETS, Preset, preset
 
 KIND, LEARNERS = "v100-ethernet", 8  # if neither the command line nor the experiment sets them
 
@@ -34,12 +36,9 @@ class Scenario:
     """A cluster in words; fields that are None come from the experiment's own cluster, if it has one.
 
     Attributes:
-        learners: Number of learners.
-        kind: Name of a preset.
         nodes: Number of nodes; None: as many as the learners need.
         step_seconds: Seconds of a gradient (with jitter their median).
         trace: Run, or its trace.json, whose compute times are replayed.
-        jitter: Spread (sigma of the logarithm) of compute times.
         stragglers: Texts such as 0=10x.
         kills, stops, rejoins: Texts such as 5@30s, 3@10s+20s, 5@60s.
         lease_seconds: Silence after which a learner counts as lost.
@@ -69,20 +68,25 @@ class Scenario:
         return self.step_seconds is None and self.trace is None and not own
 
     def cluster(self, experiment: Experiment) -> Cluster:
-        """Return the cluster.
-
-        Raises:
-            SettingError: an option is invalid, or nothing states the seconds of a gradient.
-            ValueError: the cluster is invalid; the message names field and value.
-        """
         own = experiment.cluster if self.kind is None else None
         if own is not None and not isinstance(own, Cluster):
             raise SettingError(f"the experiment's cluster is a {type(own).__name__}, not a Cluster: name a --cluster")
         learners = self.learners or (LEARNERS if own is None else own.learners)
         compute = self._compute(learners, None if own is None else own.compute)
+        return self._cluster(own, learners, compute, experiment.scaled(learners).cut)
+
+    def cluster_of_loops(self) -> Cluster:
+        """Return the cluster of learners that run a user loop; a step takes its measured time if no other is given."""
+        learners = self.learners or LEARNERS
+        if self.trace is None and self.step_seconds is None:
+            compute: ComputeTime = MeasuredSeconds(compute_times(1.0, self.jitter, self.stragglers, learners))
+        else:
+            compute = self._compute(learners, None)
+        return self._cluster(None, learners, compute, 1.0)
+
+    def _cluster(self, own: Cluster | None, learners: int, compute: ComputeTime, cut: float) -> Cluster:
         base = own or replace(kind_of(self.kind or KIND).cluster(learners, compute, 0.0), message_bytes=None)
         faults = faults_of(self.kills, self.stops, self.rejoins, learners)
-        cut: float = experiment.scaled(learners).cut
         if self.trace is not None:
             cut /= cut_of_trace(self.trace, cut)
         return replace(
@@ -115,11 +119,7 @@ class Scenario:
 
 
 def jittery(own: ComputeTime, jitter: float) -> ComputeTime:
-    """Return an experiment's own compute times with another spread.
-
-    Raises:
-        SettingError: they are neither constant nor lognormal.
-    """
+    """Return an experiment's own compute times with another spread."""
     if isinstance(own, ConstantSeconds):
         return LognormalSeconds(own.seconds, jitter, factors=own.factors)
     if isinstance(own, LognormalSeconds):
@@ -146,7 +146,6 @@ class PieceSeconds:
 
 
 def trace_of(path: Path) -> Path:
-    """Return the trace of a run's folder, or the file itself."""
     return path / "trace.json" if path.is_dir() else path
 
 
@@ -156,14 +155,11 @@ def cut_of_trace(path: Path, cut: float) -> int:
     Args:
         path: Folder of the run, or its trace.
         cut: Number of pieces in the run that replays it.
-
-    Raises:
-        SettingError: the number is unknown, and this run cuts minibatches.
     """
     recorded = cut_of(trace_of(path).parent)
     if recorded is None and cut > 1:
         raise SettingError(
-            f"--trace {path}: this run cuts each minibatch in {cut:g} pieces, and no checkpoints/cut.json beside the"
+            f"--trace {path}: this run cuts each minibatch in {cut:g} pieces, and no checkpoints/began.json beside the"
             " trace says what its gradients were of: give --step-seconds (of a whole minibatch), or replay the trace"
             " with scaling.minibatch=grows, in which nothing is cut"
         )
@@ -203,12 +199,7 @@ class Simulation:
     """One simulated run.
 
     Attributes:
-        source: Experiment file or name of a recipe.
-        settings: Overrides "name=value".
         strategy: Text of a strategy, or None for the experiment's own.
-        scenario: The cluster.
-        out: Folder of the run.
-        resume: Continue from the newest checkpoint in `out`.
         threads: Compute threads of this process for real gradients.
         tested: Model of the run that is tested at the end; None: no test.
         timing_only: Compute no gradients: empty weights pass through the real protocols.
@@ -232,7 +223,6 @@ class Simulation:
 
     @property
     def name(self) -> str:
-        """Name of the experiment, for folders."""
         return f"{Path(self.source).stem}-simulated"
 
     def __post_init__(self) -> None:
@@ -244,23 +234,85 @@ class Simulation:
             raise SettingError("--timing-only computes no gradients that could be --batched: leave out one of the two")
 
     def experiment(self) -> Experiment:
-        """Return the resolved experiment; its digest equals that of a real run.
-
-        Raises:
-            SettingError: a name or value does not fit.
-        """
         return resolved(self.source, self.settings, strategy=self.strategy)
 
     def facts(self, cluster: Cluster, experiment: Experiment) -> dict[str, Any]:
-        """Entries about the simulation in run.json."""
-        parts = {f.name: describe(getattr(cluster, f.name)) for f in fields(cluster) if f.name != "compute"}
-        times: Any = describe(cluster.compute)
-        replayed = cluster.compute.whole if isinstance(cluster.compute, PieceSeconds) else cluster.compute
-        if isinstance(replayed, RecordedSeconds):  # thousands of numbers that are in the trace
-            times = {"trace": str(self.scenario.trace), "factors": describe(replayed.factors)}
-        return {
-            "kind": self.scenario.kind or (KIND if experiment.cluster is None else "the experiment's own"),
-            "cluster": {name: "infinity" if value == math.inf else value for name, value in parts.items()},
-            "compute": times,
-            "tested": self.tested is not None,
-        }
+        kind = self.scenario.kind or (KIND if experiment.cluster is None else "the experiment's own")
+        return {**described_cluster(cluster, kind, self.scenario.trace), "tested": self.tested is not None}
+
+
+def described_cluster(cluster: Cluster, kind: str, trace: Path | None) -> dict[str, Any]:
+    """Describe a cluster for run.json; `trace` is the run whose compute times are replayed."""
+    parts = {f.name: describe(getattr(cluster, f.name)) for f in fields(cluster) if f.name != "compute"}
+    times: Any = describe(cluster.compute)
+    replayed = cluster.compute.whole if isinstance(cluster.compute, PieceSeconds) else cluster.compute
+    if isinstance(replayed, RecordedSeconds):  # thousands of numbers that are in the trace
+        times = {"trace": str(trace), "factors": describe(replayed.factors)}
+    return {
+        "kind": kind,
+        "cluster": {name: "infinity" if value == math.inf else value for name, value in parts.items()},
+        "compute": times,
+    }
+
+
+Fault = Kill | Stop | Rejoin
+UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
+EXAMPLES = {"kill": "5@30s", "stop": "3@10s+20s", "rejoin": "5@60s"}
+
+
+def kind_of(name: str) -> Preset:
+    """Return the preset of that name."""
+    if name not in PRESETS:
+        raise SettingError(f"there is no cluster {name!r}{nearest(name, list(PRESETS))}")
+    return preset(name)
+
+
+def factors_of(stragglers: Sequence[str], learners: int) -> dict[int, float]:
+    """Parse factors on compute times from texts such as 0=10x."""
+    factors = {}
+    for text in stragglers:
+        found = re.fullmatch(r"(\d+)=(\d+(?:\.\d+)?)x?", text.strip())
+        if found is None or not float(found[2]) > 0:
+            raise SettingError(f"--straggler {text!r}: write LEARNER=FACTORx, such as 0=10x")
+        factors[_learner(found[1], "straggler", text, learners)] = float(found[2])
+    return factors
+
+
+def compute_times(seconds: float, jitter: float, stragglers: Sequence[str], learners: int) -> ComputeTime:
+    """Compute times of a cluster with stragglers: constant, or lognormal if there is jitter."""
+    factors = factors_of(stragglers, learners)
+    return LognormalSeconds(seconds, jitter, factors=factors) if jitter else ConstantSeconds(seconds, factors)
+
+
+def faults_of(kills: Sequence[str], stops: Sequence[str], rejoins: Sequence[str], learners: int) -> tuple[Fault, ...]:
+    """Parse kills (5@30s), stops (3@10s+20s: for 20 s) and restarts (5@60s) in virtual time; units s, min, h."""
+    faults: list[Fault] = []
+    for text in kills:
+        learner, at, _ = _moment("kill", text, learners)
+        faults.append(Kill(learner, at))
+    for text in stops:
+        learner, at, duration = _moment("stop", text, learners)
+        faults.append(Stop(learner, at, duration))
+    for text in rejoins:
+        learner, at, _ = _moment("rejoin", text, learners)
+        if not any(isinstance(f, Kill) and f.learner == learner and f.at_seconds < at for f in faults):
+            raise SettingError(f"--rejoin {text!r}: learner {learner} is not killed before {at:g} s; add a --kill")
+        faults.append(Rejoin(learner, at))
+    return tuple(faults)
+
+
+def _moment(option: str, text: str, learners: int) -> tuple[int, float, float]:
+    time = r"(\d+(?:\.\d+)?)\s*(s|min|h|)"
+    found = re.fullmatch(rf"(\d+)@{time}" + (rf"\+{time}" if option == "stop" else ""), text.strip())
+    if found is None:
+        form = "LEARNER@TIME+DURATION" if option == "stop" else "LEARNER@TIME"
+        raise SettingError(f"--{option} {text!r}: write {form}, such as {EXAMPLES[option]} (s, min or h)")
+    learner = _learner(found[1], option, text, learners)
+    duration = float(found[4]) * UNITS[found[5]] if option == "stop" else 0.0
+    return learner, float(found[2]) * UNITS[found[3]], duration
+
+
+def _learner(digits: str, option: str, text: str, learners: int) -> int:
+    if int(digits) >= learners:
+        raise SettingError(f"--{option} {text!r}: there are learners 0..{learners - 1}")
+    return int(digits)

@@ -5,9 +5,8 @@ from typing import Any
 
 from murmur.core import mixing
 from murmur.core.learner import Strategy
-from murmur.strategies import adaptive_rules, averaging_rules
 from murmur.strategies.a2cid2 import A2CiD2
-from murmur.strategies.adaptive_kavg import AdaptiveKAVG
+from murmur.strategies.adaptive_kavg import AdaComm, AdaptiveKAVG, Geometric, PostLocal, Quadratic, Stages
 from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD, by_age, undamped
 from murmur.strategies.bmuf import BMUF
@@ -19,7 +18,15 @@ from murmur.strategies.easgd import EASGD
 from murmur.strategies.gossip_pga import GossipPGA
 from murmur.strategies.kavg import KAVG
 from murmur.strategies.own_shares import OwnShares
-from murmur.strategies.parameter_averaging import ParameterAveraging
+from murmur.strategies.parameter_averaging import (
+    Jobs,
+    MaxChange,
+    ParameterAveraging,
+    ProportionalShrink,
+    RunningMean,
+    SaturationShrink,
+    WeightedMean,
+)
 from murmur.strategies.quasi_global import QuasiGlobal
 from murmur.strategies.slow_mo import SlowMo
 from murmur.strategies.streaming_diloco import StreamingDiLoCo
@@ -52,12 +59,13 @@ ALL: Mapping[str, Callable[..., Strategy]] = {
 }
 PARTS: Mapping[str, Any] = {  # what strategies take as arguments, by the names that the command line understands
     **mixing.ALL,
-    "by_age": by_age,
-    "undamped": undamped,
-    **{name: getattr(adaptive_rules, name) for name in ("AdaComm", "Geometric", "PostLocal", "Quadratic", "Stages")},
     **{
-        name: getattr(averaging_rules, name)
-        for name in ("Jobs", "MaxChange", "ProportionalShrink", "SaturationShrink", "RunningMean", "WeightedMean")
+        made.__name__: made
+        for made in (
+            *(by_age, undamped),
+            *(AdaComm, Geometric, PostLocal, Quadratic, Stages),
+            *(Jobs, MaxChange, ProportionalShrink, SaturationShrink, RunningMean, WeightedMean),
+        )
     },
 }
 

@@ -26,12 +26,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from murmur.core.facts import Planner, mixing_vectors
+from murmur.core.facts import Form, Planner, mixing_vectors
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, matrix, ring
 
@@ -88,7 +88,7 @@ class CoupledWeights:
     def follow(self, mixing: Mixing, learners: int) -> None:
         """Take the constants of the graph of a number of live learners."""
         chi_1, chi_2 = graph_constants(mixing, learners)
-        with self._me.steady:
+        with self._me.outer.steady:
             self._mix()
             of_graph = 0.5 / math.sqrt(chi_1 * chi_2) * self._carried / self._due
             self._eta = of_graph if self._given is None else self._given
@@ -106,32 +106,31 @@ class CoupledWeights:
             me.outer[Z] = me.outer[Z] - moved
 
     def descend(self, g: Tensor) -> None:
-        """Take the local optimizer's step for a gradient, in both vectors."""
-        with self._me.steady:
+        with self._me.outer.steady:
             self._mix()
             before = self._me.weights.snapshot()
             self._me.descend(g)
             self._me.outer[Z] = self._me.outer[Z] + (self._me.weights.snapshot() - before)
 
     def snapshot(self) -> Tensor:
-        with self._me.steady:
+        with self._me.outer.steady:
             self._mix()
             return self._me.weights.snapshot()
 
     def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
-        with self._me.steady:
+        with self._me.outer.steady:
             self._mix()
             self._me.weights.add_(delta, alpha)
             self._me.outer[Z] = self._me.outer[Z].add(delta, alpha=alpha * self._ratio)
 
     def set_(self, w: Tensor) -> None:
-        with self._me.steady:
+        with self._me.outer.steady:
             self._me.weights.set_(w)
             self._me.outer[Z] = w.clone()
 
     def middle(self) -> Tensor:
         """Return (w + z) / 2, which only steps and exchanges change, shape (P,); w where the two never mix."""
-        with self._me.steady:
+        with self._me.outer.steady:
             w = self._me.weights.snapshot()
             return w if self._eta == 0 else w + (self._me.outer[Z] - w) / 2
 
@@ -172,7 +171,6 @@ class A2CiD2:
         coupled.set_(await me.consensus())
 
     async def average(self, me: Learner, coupled: CoupledWeights) -> None:
-        """Take part in a round of averaging about once a gradient."""
         async for k in me.rounds():
             view = me.view
             row = self.mixing(k, view, me.group.rank)
@@ -183,5 +181,5 @@ class A2CiD2:
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         return mixing_vectors(self.mixing, learners)  # for equally fast learners
 
-    def planned(self, planner: Planner) -> Any:
+    def planned(self, planner: Planner) -> Form:
         return planner.pairwise(self.mixing, more_vectors=1)

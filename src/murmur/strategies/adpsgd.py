@@ -10,9 +10,9 @@ the gradients were begun. Both terms are added to the live weights, so that neit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from murmur.core.facts import Planner, mixing_vectors
+from murmur.core.facts import Form, Planner, mixing_vectors
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, ring
 from murmur.strategies.block_moments import MeanMoments, WithMoments, check, vectors
@@ -55,5 +55,5 @@ class ADPSGD(WithMoments):
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         return vectors(self.moments) * mixing_vectors(self.mixing, learners)  # for equally fast learners
 
-    def planned(self, planner: Planner) -> Any:
+    def planned(self, planner: Planner) -> Form:
         return planner.pairwise(self.mixing, sent=vectors(self.moments))

@@ -5,8 +5,8 @@
     server s:   w[s] <- w[s] - alpha d(age) g[s],     age: updates of part s between the learner's pull and its push
 
 d = 1 is plain ASGD; d = 1 / age is staleness-aware (Zhang et al. 2016, arXiv 1511.05950). The first S learners serve
-and take no gradients; a single learner is its own server. Parts are those of `vector_parts`. Dean et al. 2012, Large
-scale distributed deep networks, section 4.1; the baseline of Cong et al. 2017.
+and take no gradients; a single learner is its own server. Parts are those of `parts_of`. Dean et al. 2012, Large scale
+distributed deep networks, section 4.1; the baseline of Cong et al. 2017.
 
 A gradient that comes a second time, because its learner was lost or the run continues from a checkpoint, is applied
 only to parts to which it has not been applied. Rules of the optimizer and limits on the norm of a gradient see the part
@@ -15,19 +15,57 @@ of a server alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from murmur.core.facts import Planner, beside_servers
+from murmur.core.facts import Form, Planner, beside_servers
 from murmur.core.flat import is_finite
+from murmur.core.group import Barrier
 from murmur.core.learner import Learner
+from murmur.core.membership import RunOver
+from murmur.core.pairwise import SETTLED
 from murmur.core.trace import COMPUTE
-from murmur.strategies.applied_minibatches import AppliedMinibatches
-from murmur.strategies.vector_parts import check_counts, keep_part, parts_of
+from murmur.strategies.parameter_shards import check_counts, incarnations, keep_part, next_answer, parts_of
+
+
+class AppliedMinibatches:
+    """A set of numbers as disjoint ranges. There are few: numbers are applied almost in order.
+
+    Args:
+        bounds: Bounds of the ranges, as `bounds` returns them.
+    """
+
+    def __init__(self, bounds: Sequence[int] = ()) -> None:
+        self._bounds = list(bounds)  # start, end, start, end, ...: strictly increasing
+
+    def __contains__(self, number: int) -> bool:
+        return bisect_right(self._bounds, number) % 2 == 1
+
+    def add(self, numbers: Iterable[int]) -> bool:
+        """Add numbers; return False if all of them were there."""
+        new = [number for number in numbers if number not in self]
+        for number in new:
+            self._add(number)
+        return bool(new)
+
+    def _add(self, number: int) -> None:
+        """Add a number that is not there: the edges of its own range cancel those of adjacent ranges."""
+        for edge in (number, number + 1):
+            place = bisect_right(self._bounds, edge)
+            if place and self._bounds[place - 1] == edge:
+                del self._bounds[place - 1]
+            else:
+                self._bounds.insert(place, edge)
+
+    def bounds(self) -> Tensor:
+        """Return the bounds of the ranges: start, end, start, end, ..., shape (2 ranges,), int64."""
+        return torch.tensor(self._bounds, dtype=torch.int64)
+
 
 PUSH, PULL = "gradient", "model"  # tags of messages to and from a server
 END = -2.0  # header of what a server tells itself when no learner can pull any more
@@ -44,12 +82,7 @@ def by_age(age: int) -> float:
 
 
 class Pulled:
-    """One learner's side of the exchanges with all servers.
-
-    Args:
-        me: The learner.
-        parts: Part of the weights of each server, by rank.
-    """
+    """One learner's side of the exchanges with all servers, which hold parts of the weights by rank."""
 
     def __init__(self, me: Learner, parts: Sequence[slice]) -> None:
         self._me, self._parts = me, parts
@@ -57,7 +90,6 @@ class Pulled:
         self._computed = 0.0  # seconds of the gradients that were given
 
     async def pull(self) -> None:
-        """Set the weights to those of the servers."""
         await self._exchange(self._me.weights.snapshot()[:0], ())
 
     async def push_and_pull(self, g: Tensor) -> None:
@@ -66,6 +98,7 @@ class Pulled:
         Raises:
             FloatingPointError: Neither a server's weights nor this learner's are finite.
             PeerLost: A server is lost.
+            RunOver: The others have ended the run while this learner counted as lost.
         """
         me = self._me
         computed = me.seat.trace.totals().get(COMPUTE, 0.0)
@@ -73,23 +106,29 @@ class Pulled:
         await self._exchange(g, (me.progress.loss, me.latest.start, me.latest.stop, seconds))
 
     async def _exchange(self, g: Tensor, header: Sequence[float]) -> None:
+        me, began, settled = self._me, incarnations(self._me, range(len(self._parts))), Barrier(self._me.group, SETTLED)
         for server, part in enumerate(self._parts):
-            self._me.group.post(g[part], server, PUSH, (self._updates[server], *header) if header else ())
-        found = [await self._answer(server) for server in range(len(self._parts))]
-        self._me.weights.set_(torch.cat(found))
+            me.group.post(g[part], server, PUSH, (self._updates[server], *header) if header else ())
+        found: dict[int, Tensor] = {}
+        while missing := {server: began[server] for server in began if server not in found}:
+            w, server, (updates,) = await next_answer(me, PULL, missing, lambda: self._check(settled))
+            if len(w) == 0:  # the server's weights are not finite: it needs this learner's
+                self._give(server)
+                continue
+            self._updates[server], found[server] = updates, w
+        me.weights.set_(torch.cat([found[server] for server in began]))
 
-    async def _answer(self, server: int) -> Tensor:
-        w, _, (updates,) = await self._me.group.recv(server, PULL)
-        if len(w) == 0:  # the server's weights are not finite: it needs this learner's
-            mine = self._me.weights.snapshot()[self._parts[server]]
-            if not is_finite(mine):
-                raise FloatingPointError(
-                    "neither the server's weights nor this learner's are finite: training diverged"
-                )
-            self._me.group.post(mine, server, PUSH)
-            return await self._answer(server)
-        self._updates[server] = updates
-        return w
+    def _give(self, server: int) -> None:
+        mine = self._me.weights.snapshot()[self._parts[server]]
+        if not is_finite(mine):
+            raise FloatingPointError("neither the server's weights nor this learner's are finite: training diverged")
+        self._me.group.post(mine, server, PUSH)
+
+    def _check(self, settled: Barrier) -> None:
+        """Raise `RunOver` if the others, while this learner counted as lost, have ended the run."""
+        if settled.missed():
+            self._me.averager.done()
+            raise RunOver
 
 
 @dataclass(frozen=True)
@@ -127,7 +166,7 @@ class ASGD:
         if me.group.rank in holders:
             mine = parts[me.group.rank]
             averager.shown = lambda: me.weights.snapshot()[mine]
-        answers = me.spawn(me.answer(), "answers")
+        answers = me.spawn(averager.answer(), "answers")
         late = None
         if me.group.rank in servers:
             await self.serve(me, parts[me.group.rank])
@@ -141,7 +180,6 @@ class ASGD:
             await late
 
     async def learn(self, me: Learner, parts: Sequence[slice]) -> None:
-        """Take gradients, at the servers' weights."""
         served = Pulled(me, parts)
         if me.group.size > 1 and not me.seat.late:  # a late learner catches up, for a server may be done with pulls
             await served.pull()
@@ -152,16 +190,14 @@ class ASGD:
                 me.descend(g)
 
     async def serve(self, me: Learner, part: slice) -> None:
-        """Apply the learners' gradients to a part of the weights."""
         keep_part(me, part)
-        me.source.recorded = me.group.rank == 0  # one record for a gradient
+        me.settings.recorded = me.group.rank == 0  # one record for a gradient
         applied, updates = AppliedMinibatches(me.outer[APPLIED].tolist() if APPLIED in me.outer else ()), 0
         async for g, who, header in me.messages(PUSH):
             if header:
                 pulled, loss, start, stop, seconds = header
                 claim, age = range(int(start), int(stop)), 0 if pulled == UNKNOWN else updates - int(pulled)
-                me.credit(claim, loss, seconds)
-                if applied.add(me.source.assignment.at(position) for position in claim):
+                if applied.add(me.credit(claim, loss, seconds)):
                     me.outer[APPLIED] = applied.bounds()
                     me.descend(_whole(me, g.mul_(self.damping(age)), part), staleness=age)
                     updates += 1
@@ -175,7 +211,7 @@ class ASGD:
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         return 2.0 if learners > 1 else 0.0
 
-    def planned(self, planner: Planner) -> Any:
+    def planned(self, planner: Planner) -> Form:
         return planner.served(self.servers)
 
 
@@ -207,7 +243,6 @@ def _give(me: Learner, who: int, part: slice, updates: float) -> None:
 
 
 def _whole(me: Learner, g: Tensor, part: slice) -> Tensor:
-    """Return a gradient (P,) that is zero outside a part."""
     if len(g) == me.weights.layout.numel:
         return g
     whole = me.weights.layout.empty().zero_()

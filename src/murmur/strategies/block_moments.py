@@ -1,4 +1,4 @@
-"""Moments of the local optimizers between blocks of K steps: kept by each learner, averaged, or moved on.
+"""Strategies of blocks of K steps, and the moments of the local optimizers between blocks: kept, averaged, moved on.
 
     local      x_i stays
     averaged   x_i <- sum_j n_j x_j / sum_j n_j           with the weights, after each block
@@ -12,11 +12,12 @@ triples the traffic.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from murmur.core.facts import Form, Planner, allreduce_vectors
 from murmur.core.learner import Learner
 from murmur.core.moments import WeightsAndMoments
 
@@ -27,17 +28,12 @@ KEPT = "moments"  # name of the moments of a block's start among the strategy's 
 
 
 def check(moments: str, outer: tuple[str, ...] = ("local", "averaged", "at_outer")) -> None:
-    """Check the name of a way.
-
-    Raises:
-        ValueError: There is none of this name.
-    """
+    """Raise ValueError if there is no way of this name."""
     if moments not in outer:
         raise ValueError(f"moments must be one of {', '.join(outer)}, got {moments!r}")
 
 
 def vectors(moments: str) -> int:
-    """Return the vectors of the model's length in one exchange."""
     return 1 if moments == "local" else 1 + MOMENTS_OF_ADAM
 
 
@@ -54,6 +50,29 @@ class WithMoments:
     @property
     def repeatable_steps(self) -> bool:
         return self.moments == "local"
+
+
+class Blocks(WithMoments):
+    """A lock-step strategy of blocks: K local steps of every learner, then an exchange of all of them."""
+
+    lock_step: ClassVar[bool] = True
+    tolerates_loss: ClassVar[bool] = True
+    accepts_new_learners: ClassVar[bool] = True
+    ends_equal: ClassVar[bool] = True
+    staleness: ClassVar[int | None] = 0
+    in_memory: ClassVar[int]  # vectors of the model's length in a learner's memory, with local moments
+    K: int
+
+    @property
+    def sets_weights_every(self) -> float:
+        return self.K
+
+    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
+        return vectors(self.moments) * allreduce_vectors(learners) / self.K
+
+    def planned(self, planner: Planner) -> Form:
+        sent = vectors(self.moments)
+        return planner.every(self.K, vectors=self.in_memory + memory(self.moments), sent=sent)
 
 
 def latest_rate(me: Learner) -> float:
@@ -89,7 +108,7 @@ class BlockMoments:
         if further and me.group.plain is not me.group:
             numbers = await me.group.plain.mean(torch.cat(further), weight=me.fresh_samples)
             return torch.cat([await self.mean(), numbers])
-        own = torch.cat([me.weights.snapshot(), *further])
+        own = torch.cat([me.weights.snapshot(), *further]) if further else me.weights.snapshot()
         if self.way == "local":
             return await me.group.mean(own, weight=me.fresh_samples)
         mean = await me.group.mean(torch.cat([own, me.moments.snapshot()]), weight=me.fresh_samples)

@@ -12,15 +12,14 @@ eta = 0, zeta = 1 is plain averaging. This is the mean form; some codes sum over
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
-from murmur.strategies.block_moments import BlockMoments, OuterMoments, WithMoments, check, memory, vectors
+from murmur.strategies.block_moments import BlockMoments, Blocks, OuterMoments, check
 
 
 @dataclass(frozen=True)
-class BMUF(WithMoments):
+class BMUF(Blocks):
     """Block momentum and blocks of K steps per learner.
 
     Attributes:
@@ -33,12 +32,7 @@ class BMUF(WithMoments):
             Chen, Ding & Huo, ICASSP 2020).
     """
 
-    lock_step: ClassVar[bool] = True
-    tolerates_loss: ClassVar[bool] = True
-    accepts_new_learners: ClassVar[bool] = True
-    bitwise_alone: ClassVar[bool] = False
-    ends_equal: ClassVar[bool] = True
-    staleness: ClassVar[int | None] = 0
+    in_memory: ClassVar[int] = 6
     follows_growth: ClassVar[bool] = True  # by its gain
     K: int = 8
     eta: float | None = None
@@ -68,13 +62,3 @@ class BMUF(WithMoments):
                 before = blocks.item()
                 now = blocks.mul_(eta).add_(self.zeta).item()
                 moments.move_on(now + eta * (now - before) if self.nesterov else now)
-
-    @property
-    def sets_weights_every(self) -> float:
-        return self.K
-
-    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return vectors(self.moments) * allreduce_vectors(learners) / self.K
-
-    def planned(self, planner: Planner) -> Any:
-        return planner.every(self.K, vectors=6 + memory(self.moments), sent=vectors(self.moments))

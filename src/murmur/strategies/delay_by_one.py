@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from murmur.core.facts import Planner, mixing_vectors
+from murmur.core.facts import Form, Planner, mixing_vectors
 from murmur.core.group import Group
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, uniform
@@ -46,8 +46,7 @@ class DelayByOne(WithMoments):
         check(self.moments, ("local", "averaged"))
 
     async def __call__(self, me: Learner) -> None:
-        beside = me.group.split([range(me.group.size)])  # averaging overlaps other exchanges
-        assert beside is not None
+        beside = me.group.twin()  # averaging overlaps other exchanges
         state = self.state(me)
         if isinstance(state, WeightsAndMoments):
             state.declare_to(beside)
@@ -59,15 +58,14 @@ class DelayByOne(WithMoments):
                 me.descend(g)
             mixed = self.start_averaging(me, beside, rounds)
         self.state(me).set_(await me.group.plain.mean(await mixed))
-        me.outer_then = None
+        me.outer.end_exchange()
 
     def state(self, me: Learner) -> Weights | WeightsAndMoments:
-        """Return the vector that is averaged."""
         return me.weights if self.moments == "local" else WeightsAndMoments(me.weights, me.moments)
 
     def start_averaging(self, me: Learner, beside: Group, rounds: Iterator[int]) -> Awaitable[Tensor]:
         """Start to compute (W_k T_k)_l while the learner goes on."""
-        me.outer_then = dict(me.outer)
+        me.outer.begin_exchange()
         w, row = self.state(me).snapshot(), self.mixing(next(rounds), range(beside.size), beside.rank)
         # One collective in place of L - 1 messages if all learners are neighbours.
         averaging = beside.mean(w) if self.mixing is uniform else beside.mix(w, row)
@@ -76,5 +74,5 @@ class DelayByOne(WithMoments):
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         return vectors(self.moments) * mixing_vectors(self.mixing, learners)
 
-    def planned(self, planner: Planner) -> Any:
+    def planned(self, planner: Planner) -> Form:
         return planner.delayed(self.mixing, vectors(self.moments))

@@ -11,15 +11,14 @@ rate = 1 is plain averaging. The local optimizers keep their state.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
-from murmur.strategies.block_moments import BlockMoments, OuterMoments, WithMoments, check, memory, vectors
+from murmur.strategies.block_moments import BlockMoments, Blocks, OuterMoments, check
 
 
 @dataclass(frozen=True)
-class DiLoCo(WithMoments):
+class DiLoCo(Blocks):
     """Local steps and an outer step of Nesterov's momentum.
 
     Attributes:
@@ -29,11 +28,7 @@ class DiLoCo(WithMoments):
         moments: Moments of the local optimizers between blocks (`block_moments`): local, averaged, at_outer.
     """
 
-    lock_step: ClassVar[bool] = True
-    tolerates_loss: ClassVar[bool] = True
-    accepts_new_learners: ClassVar[bool] = True
-    ends_equal: ClassVar[bool] = True
-    staleness: ClassVar[int | None] = 0
+    in_memory: ClassVar[int] = 5
     K: int = 32
     rate: float = 0.7
     mu: float = 0.9
@@ -59,13 +54,3 @@ class DiLoCo(WithMoments):
                 me.weights.set_(x)
                 blocks.mul_(self.mu).add_(1)
                 moments.move_on(self.rate * (1 + self.mu * blocks.item()))
-
-    @property
-    def sets_weights_every(self) -> float:
-        return self.K
-
-    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return vectors(self.moments) * allreduce_vectors(learners) / self.K
-
-    def planned(self, planner: Planner) -> Any:
-        return planner.every(self.K, vectors=5 + memory(self.moments), sent=vectors(self.moments))

@@ -12,20 +12,12 @@ pushes and pulls run beside the gradients too. Dean et al. 2012, Large scale dis
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from murmur.core.facts import Planner, beside_servers
 from murmur.core.learner import Learner
-from murmur.strategies.parameter_shards import (
-    ParameterShards,
-    ShardRule,
-    check_placement,
-    descend_alone,
-    sent_away,
-)
-from murmur.strategies.vector_parts import check_counts
+from murmur.strategies.parameter_shards import ParameterShards, Sharded, ShardRule, check_counts
 
 BASE = "base"
 
@@ -41,7 +33,6 @@ class Pushed(ShardRule):
         self._asked: Tensor | None = None  # `base` when the latest exchange began
 
     def begin(self) -> None:
-        """Note the weights before the first step."""
         if BASE not in self._me.outer:
             self._me.outer[BASE] = self._me.weights.snapshot()
 
@@ -69,13 +60,12 @@ class Pushed(ShardRule):
 
 
 @dataclass(frozen=True)
-class Downpour:
+class Downpour(Sharded):
     """Steps of `push` gradients go to the server, whose weights come back every `pull` gradients.
 
     Attributes:
         push, pull: Gradients between two pushes, and between two pulls.
-        shards: Number of shards that the first learners serve beside their gradients, so that all learners train.
-        servers: Number of first ranks that only serve, with a shard each, in place of `shards`.
+        shards, servers: Placement of the server, as in `Sharded`.
 
     Raises:
         ValueError: A number is too small, or both `shards` and `servers` are given; at the start of a run, that all
@@ -83,10 +73,6 @@ class Downpour:
         PeerLost: A learner with a shard is lost; training goes on without another one.
     """
 
-    lock_step: ClassVar[bool] = False
-    tolerates_loss: ClassVar[bool] = True  # of learners that hold no shard
-    bitwise_alone: ClassVar[bool] = True
-    ends_equal: ClassVar[bool] = True
     adds_steps: ClassVar[bool] = True
     push: int = 1
     pull: int = 1
@@ -95,14 +81,9 @@ class Downpour:
 
     def __post_init__(self) -> None:
         check_counts(push=self.push, pull=self.pull)
-        check_placement(self.shards, self.servers)
-
-    async def __call__(self, me: Learner) -> None:
-        self.training_learners(me.group.size)  # refuses servers alone
-        await (self.learn(me) if me.group.size > 1 else descend_alone(me))
+        self.check_placement()
 
     async def learn(self, me: Learner) -> None:
-        """Take steps, and exchange beside them; or only serve."""
         rule = Pushed(me)
         shards = ParameterShards(me, self.shards, self.servers, rule)
         if shards.serves_only:
@@ -119,12 +100,6 @@ class Downpour:
                 pushed, pulled = 0 if give else pushed, 0 if take else pulled
         await shards.end()
 
-    def training_learners(self, learners: int) -> int:
-        return beside_servers(self.servers, learners)
-
-    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return (1 / self.push + 1 / self.pull) * sent_away(self.servers, learners)
-
-    def planned(self, planner: Planner) -> Any:
-        exchanges = (1 / self.push + 1 / self.pull) / 2
-        return planner.apart(self.servers, exchanges) if self.servers else planner.sharded(self.shards, exchanges)
+    @property
+    def exchanges(self) -> float:
+        return (1 / self.push + 1 / self.pull) / 2

@@ -13,20 +13,11 @@ optimizer it is their EAMSGD.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor
 
-from murmur.core.facts import Planner, beside_servers
 from murmur.core.learner import Learner
-from murmur.strategies.parameter_shards import (
-    ParameterShards,
-    ShardRule,
-    check_placement,
-    descend_alone,
-    sent_away,
-)
-from murmur.strategies.vector_parts import check_counts
+from murmur.strategies.parameter_shards import ParameterShards, Sharded, ShardRule, check_counts
 
 BETA = 0.9
 
@@ -53,23 +44,19 @@ class Elastic(ShardRule):
 
 
 @dataclass(frozen=True)
-class EASGD:
+class EASGD(Sharded):
     """Elastic averaging with a centre.
 
     Attributes:
         K: Gradients between two exchanges.
         rate: Moving rate rho; None: 0.9 / L.
-        shards, servers: Placement of the centre, as in `Downpour`.
+        shards, servers: Placement of the centre, as in `Sharded`.
 
     Raises:
         ValueError: `rate` is not in (0, 1], or a number is wrong as in `Downpour`.
         PeerLost: A learner with a shard is lost; training goes on without another one.
     """
 
-    lock_step: ClassVar[bool] = False
-    tolerates_loss: ClassVar[bool] = True  # of learners that hold no shard
-    bitwise_alone: ClassVar[bool] = True
-    ends_equal: ClassVar[bool] = True
     K: int = 4
     rate: float | None = None
     shards: int = 1
@@ -77,16 +64,11 @@ class EASGD:
 
     def __post_init__(self) -> None:
         check_counts(K=self.K)
-        check_placement(self.shards, self.servers)
+        self.check_placement()
         if self.rate is not None and not 0 < self.rate <= 1:
             raise ValueError(f"rate must be in (0, 1], got {self.rate}")
 
-    async def __call__(self, me: Learner) -> None:
-        self.training_learners(me.group.size)  # refuses servers alone
-        await (self.learn(me) if me.group.size > 1 else descend_alone(me))
-
     async def learn(self, me: Learner) -> None:
-        """Take steps, and exchange beside them; or only serve."""
         rate = self.rate or BETA / self.training_learners(me.group.size)
         shards = ParameterShards(me, self.shards, self.servers, Elastic(me, rate))
         if shards.serves_only:
@@ -101,11 +83,6 @@ class EASGD:
                 taken = 0
         await shards.end()
 
-    def training_learners(self, learners: int) -> int:
-        return beside_servers(self.servers, learners)
-
-    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return 2 / self.K * sent_away(self.servers, learners)
-
-    def planned(self, planner: Planner) -> Any:
-        return planner.apart(self.servers, 1 / self.K) if self.servers else planner.sharded(self.shards, 1 / self.K)
+    @property
+    def exchanges(self) -> float:
+        return 1 / self.K

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from murmur.core.facts import Planner, allreduce_vectors, mixing_vectors
+from murmur.core.facts import Form, Planner, allreduce_vectors, mixing_vectors
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, ring
 from murmur.core.moments import WeightsAndMoments
@@ -64,7 +64,7 @@ class GossipPGA(WithMoments):
         exact = vectors(self.moments) * allreduce_vectors(learners)
         return share * exact + (1 - share) * self.vectors_between * mixing_vectors(self.mixing, learners)
 
-    def planned(self, planner: Planner) -> Any:
+    def planned(self, planner: Planner) -> Form:
         return planner.in_step(self.mixing, self.H, self.vectors_between, vectors(self.moments))
 
     @property

@@ -10,15 +10,14 @@ optimizer stay local, or are averaged too (`block_moments`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
-from murmur.strategies.block_moments import BlockMoments, MeanMoments, WithMoments, check, memory, vectors
+from murmur.strategies.block_moments import BlockMoments, Blocks, MeanMoments, check
 
 
 @dataclass(frozen=True)
-class KAVG(WithMoments):
+class KAVG(Blocks):
     """Averaging of the models every K steps.
 
     Attributes:
@@ -26,12 +25,8 @@ class KAVG(WithMoments):
         moments: "local": each learner keeps the moments of its optimizer; "averaged": they are averaged as the models.
     """
 
-    lock_step: ClassVar[bool] = True
-    tolerates_loss: ClassVar[bool] = True
-    accepts_new_learners: ClassVar[bool] = True
     bitwise_alone: ClassVar[bool] = True
-    ends_equal: ClassVar[bool] = True
-    staleness: ClassVar[int | None] = 0
+    in_memory: ClassVar[int] = 4
     K: int = 8
     moments: MeanMoments = "local"
 
@@ -46,13 +41,3 @@ class KAVG(WithMoments):
             async for g in me.gradients(at_most=self.K):
                 me.descend(g)
             me.weights.set_(await moments.mean())
-
-    @property
-    def sets_weights_every(self) -> float:
-        return self.K
-
-    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return vectors(self.moments) * allreduce_vectors(learners) / self.K
-
-    def planned(self, planner: Planner) -> Any:
-        return planner.every(self.K, vectors=4 + memory(self.moments), sent=vectors(self.moments))

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
-from murmur.core.facts import FactsOfInner, check_only_layer, fact, some_serve, vectors_of
+from murmur.core.facts import Facts, FactsOfInner, check_only_layer, some_serve
 from murmur.core.group import Group, GroupAround
 from murmur.core.learner import Learner, Strategy
 from murmur.core.membership import Membership, Shares
@@ -60,18 +59,17 @@ class OwnShares(FactsOfInner):
     """
 
     strategy: Strategy = field(default_factory=ADPSGD)
-    assigns_minibatches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_only_layer(self)
         name = type(self.strategy).__name__
-        if fact(self.strategy, "lock_step"):
+        if Facts.of(self.strategy).lock_step:
             raise ValueError(f"{name} goes in lock-step and assigns each learner its share already: without OwnShares")
         if some_serve(self.strategy):
             raise ValueError(f"{name} cannot run with assigned shares: its servers would leave theirs undone")
 
     async def __call__(self, me: Learner) -> None:
-        me.group = SharesGroup(me.group, [me.keepers[r] for r in range(me.group.size)], me.seat.group.size)
+        me.group = SharesGroup(me.group, [me.role.members(r).start for r in range(me.group.size)], me.seat.group.size)
         await self.strategy(me)
 
     @property
@@ -79,8 +77,9 @@ class OwnShares(FactsOfInner):
         return self.strategy
 
     @property
-    def tolerates_loss(self) -> bool:
-        return bool(fact(self.strategy, "tolerates_loss"))
+    def assigns_minibatches(self) -> bool:
+        return True
 
-    def vectors_sent(self, learners: int, samples: float) -> float:
-        return vectors_of(self.strategy, learners, samples)
+    @property
+    def tolerates_loss(self) -> bool:
+        return Facts.of(self.strategy).tolerates_loss

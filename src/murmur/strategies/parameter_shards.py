@@ -1,6 +1,6 @@
 """Parameter server cut into shards.
 
-    shard s of S:   part s of the centre c (`vector_parts`), held by the learner of rank s
+    shard s of S:   part s of the centre c, elements [P s / S, P (s + 1) / S) of (P,), held by the learner of rank s
     exchange:       a learner gives a vector x, every shard absorbs its part of x and answers with its part of c
 
 The holder of a shard serves it beside its gradients, so that all learners train, or takes no gradients and only serves.
@@ -11,24 +11,97 @@ Dean et al. 2012 cut a parameter server into shards on processes of their own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from murmur.core.barrier import Barrier
+from murmur.core.facts import Form, Planner, beside_servers
 from murmur.core.flat import is_finite
-from murmur.core.group import Message, PeerLost
+from murmur.core.group import Barrier, Message, PeerLost
 from murmur.core.learner import Learner
 from murmur.core.membership import RunOver
-from murmur.strategies.vector_parts import check_counts, keep_part, parts_of
+from murmur.core.trace import WAITING
 
+PART = "part"  # name of the bounds of a holder's part, and of P, among the vectors of a checkpoint
 CENTRE = "centre"  # name of a holder's shard among the vectors of a checkpoint
 SHARDS, WAITED = "shards", "shards, waited for"  # tags: of what the activity receives, of answers that a learner awaits
 GIVEN, TAKEN = "all given", "all taken"  # barriers at the end
 CLAIMED = "claimed"  # tag of what learners tell those that only serve
 ASK, ANSWER, END = 0.0, 1.0, 2.0  # kinds of messages
 NO_ANSWER, BESIDE, AWAITED = 0.0, 1.0, 2.0  # kinds of answers asked for
+
+
+def parts_of(numel: int, count: int) -> tuple[slice, ...]:
+    """Return `count` parts of a vector of `numel` elements; raise ValueError if it has fewer elements."""
+    if count > numel:
+        raise ValueError(f"a model of {numel} elements cannot be cut in {count} parts")
+    return tuple(slice(first, last) for first, last in pairwise(numel * s // count for s in range(count + 1)))
+
+
+def keep_part(me: Learner, part: slice) -> None:
+    """Record that this learner keeps a part of the model, in its checkpoints too.
+
+    Raises:
+        PeerLost: This learner was started again, so that the part is lost.
+        ValueError: The checkpoint from which the run continues has the model cut in another way.
+    """
+    if me.seat.late:
+        raise PeerLost(f"learner {me.group.rank} was started again: its part of the parameters is lost", me.group.rank)
+    bounds = torch.tensor([part.start, part.stop, me.weights.layout.numel])
+    kept = me.outer.setdefault(PART, bounds)
+    if kept.tolist() != bounds.tolist():
+        raise ValueError(
+            f"the checkpoint of learner {me.group.rank} holds elements {_shown(kept.tolist())} of the model, but"
+            f" it serves {_shown(bounds.tolist())} now: continue with the number of servers or shards of the checkpoint"
+        )
+
+
+async def next_answer(me: Learner, tag: str, holders: Mapping[int, int | None], check: Callable[[], None]) -> Message:
+    """Return the next answer under a tag from a holder of a part.
+
+    Args:
+        me: Learner that waits.
+        tag: Tag of the answers.
+        holders: Ranks that are still to answer, and their incarnations when they began to serve.
+        check: Raises `RunOver` if the others have passed a barrier without this learner. Holders do not answer after
+            that.
+
+    Raises:
+        PeerLost: One of these holders is lost, or was lost for a while, so that it may serve no more.
+    """
+    came = me.seat.trace.now()
+    while (message := await me.group.poll(tag, me.averager.poll_seconds)) is None:
+        check()
+        check_holders(me, holders)
+    me.seat.trace.add(WAITING, came, me.seat.trace.now(), f"a message {tag!r}")
+    return message
+
+
+def incarnations(me: Learner, holders: Iterable[int]) -> dict[int, int | None]:
+    """Return the present incarnations of holders; None for a lost one."""
+    alive = me.group.membership.view().incarnations
+    return {holder: alive.get(holder) for holder in holders}
+
+
+def check_holders(me: Learner, holders: Mapping[int, int | None]) -> None:
+    """Raise `PeerLost` unless all holders are there, in these incarnations."""
+    alive = me.group.membership.view().incarnations
+    for holder, incarnation in holders.items():
+        if alive.get(holder, -1) != incarnation:
+            raise PeerLost(f"learner {holder}, which held a part of the parameters, is lost", holder)
+
+
+def _shown(bounds: list[int]) -> str:
+    return f"{bounds[0]} to {bounds[1] - 1} of {bounds[2]}"
+
+
+def check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}")
 
 
 class ShardRule(ABC):
@@ -90,15 +163,14 @@ class ParameterShards:
             keep_part(me, self._parts[me.group.rank])
             me.outer.setdefault(CENTRE, self._known[self._parts[me.group.rank]].clone())
             averager.shown = self.shard
-        alive = me.group.membership.view().incarnations
-        self._serving = {holder: alive.get(holder) for holder in self.holders}
-        me.rest = _nothing if self.serves_only else self.rest
+        self._serving = incarnations(me, self.holders)
+        me.outer.rest = _nothing if self.serves_only else self.rest
         self._activity: Awaitable[None] = me.spawn(self._serve(), "parameter shards")
-        self._answers = me.spawn(me.answer(), "answers")  # with the part that is shown from now on
+        self._answers = me.spawn(me.averager.answer(), "answers")  # with the part that is shown from now on
 
     def shard(self) -> Tensor:
         """Return the shard that this learner holds. No exchange changes this vector."""
-        with self.me.steady:
+        with self.me.outer.steady:
             return self.me.outer[CENTRE]
 
     def tell(self) -> None:
@@ -109,15 +181,12 @@ class ParameterShards:
     def exchange(self, give: bool = True, take: bool = True) -> bool:
         """Begin an exchange beside the gradients; return False if one is under way.
 
-        A learner whose weights are not finite gives nothing, and takes the centre.
-
-        Args:
-            give: Shards absorb a vector.
-            take: Shards answer.
+        With `give` shards absorb a vector, with `take` they answer. A learner whose weights are not finite gives
+        nothing, and takes the centre.
         """
         if self.under_way:
             return False
-        with self.me.steady:
+        with self.me.outer.steady:
             x = self._given() if give else None
             take = take or self._diverged
             if take:
@@ -151,21 +220,17 @@ class ParameterShards:
             self.rule.land(answer)
 
     async def rest(self) -> None:
-        """Exchange, and wait for it: the shards then have absorbed all that this learner has to give.
-
-        Raises:
-            RunOver: The others have finished the run while this learner counted as lost.
-        """
+        """Exchange, and wait for it: the shards then have absorbed all that this learner has to give."""
         given = Barrier(self.me.group, GIVEN)
         self._check(given)
         while self.under_way:
             await self.me.seat.sleep(self.me.averager.poll_seconds)
             self._check(given)
-        with self.me.steady:
+        with self.me.outer.steady:
             x = self._given()
             self.rule.ask()
-        answer = await self._awaited(x)
-        with self.me.steady:
+        answer = await self._awaited(x, given)
+        with self.me.outer.steady:
             self._land(answer)
 
     async def end(self) -> None:
@@ -174,20 +239,17 @@ class ParameterShards:
         await self._conclude()
 
     async def serve(self) -> None:
-        """Serve until every minibatch is done, and take no gradients; then set the weights to the centre.
-
-        Raises:
-            PeerLost: No learner that trains is left, or another holder of a shard is lost.
-        """
+        """Serve until every minibatch is done, and take no gradients; then set the weights to the centre."""
         async for _, _, (claimed,) in self.me.messages(CLAIMED):
-            self.me.source.claimed(range(int(claimed), int(claimed)), self.me.steps)
+            self.me.note_claims(int(claimed))
         await self._conclude()
 
     async def _conclude(self) -> None:
-        self._over, self.me.rest = True, None
+        self._over, self.me.outer.rest = True, None
         await self.me.averager.meet(GIVEN, self.me.seat)  # raises if a lost holder has ended the activity before
-        self._check(Barrier(self.me.group, TAKEN))
-        centre = await self._awaited(None)
+        taken = Barrier(self.me.group, TAKEN)
+        self._check(taken)
+        centre = await self._awaited(None, taken)
         self.me.weights.set_(centre)
         self.rule.restart_at(centre)
         await self.me.averager.meet(TAKEN, self.me.seat)
@@ -196,7 +258,7 @@ class ParameterShards:
         await self._answers
 
     def _check(self, barrier: Barrier) -> None:
-        """Check that the others have not passed a barrier, after which shards answer no more, without this learner."""
+        """Raise `RunOver` if the others have passed a barrier without this learner: shards answer no more."""
         if barrier.missed():
             self._end_serving()
             self.me.averager.done()
@@ -218,13 +280,15 @@ class ParameterShards:
                 self._receive(holder, known[holder])
         return known
 
-    async def _awaited(self, x: Tensor | None) -> Tensor:
+    async def _awaited(self, x: Tensor | None, before: Barrier) -> Tensor:
+        """Exchange, and wait for the answers, which come until all have passed a barrier."""
+        # At the end all holders serve on, also one that counted as lost for a while.
+        serving = incarnations(self.me, self.holders) if self._over else self._serving
         answers = self._ask(x, AWAITED)
-        for holder in self.holders:
-            while holder not in answers:
-                message = await self.me.group.recv(holder, WAITED)
-                if message.header == (self._launch,):  # not one that an earlier launch of this learner asked for
-                    answers[holder] = message.x
+        while missing := {holder: serving[holder] for holder in self.holders if holder not in answers}:
+            message = await next_answer(self.me, WAITED, missing, lambda: self._check(before))
+            if message.header == (self._launch,):  # not one that an earlier launch of this learner asked for
+                answers[message.source] = message.x
         return torch.cat([answers[holder] for holder in self.holders])
 
     async def _serve(self) -> None:
@@ -236,10 +300,8 @@ class ParameterShards:
     async def _take_all(self) -> None:
         group = self.me.group
         while (message := await group.poll(SHARDS, self.me.averager.poll_seconds)) is None or message.header[0] != END:
-            alive = group.membership.view().incarnations
-            lost = [holder for holder, was in self._serving.items() if alive.get(holder) != was]
-            if lost and not self._over:
-                raise PeerLost(f"learner {lost[0]}, which held a part of the parameters, is lost", lost[0])
+            if not self._over:
+                check_holders(self.me, self._serving)
             if message is not None:
                 self._take(message)
 
@@ -256,7 +318,7 @@ class ParameterShards:
 
     def _absorb(self, x: Tensor) -> Tensor:
         """Absorb a vector into the shard that this learner holds, if it is not empty; return the answer."""
-        with self.me.steady:
+        with self.me.outer.steady:
             centre = self.me.outer[CENTRE]
             if len(x) == 0:
                 return centre
@@ -264,7 +326,7 @@ class ParameterShards:
             return answer
 
     def _receive(self, holder: int, x: Tensor) -> None:
-        with self.me.steady:
+        with self.me.outer.steady:
             self._known[self._parts[holder]] = x
             self._missing -= 1
             if self._missing == 0 and self.under_way:
@@ -273,33 +335,63 @@ class ParameterShards:
                 self.under_way = False
 
 
-async def descend_alone(me: Learner) -> None:
-    """Train the only learner, which needs no server."""
-    answers = me.spawn(me.answer(), "answers")
-    async for g in me.claimed_gradients():
-        me.descend(g)
-    await answers
-
-
 async def _nothing() -> None:
     """Do nothing: a learner that only serves has nothing to give at a stop, but others give to it."""
 
 
-def check_placement(shards: int, servers: int) -> None:
-    """Check the numbers of shards beside gradients and of ranks that only serve.
+class Sharded(ABC):
+    """A strategy with a parameter server cut into shards.
 
-    Raises:
-        ValueError: One is too small, or both are given.
+    Attributes:
+        shards: Number of shards that the first learners serve beside their gradients, so that all learners train.
+        servers: Number of first ranks that only serve, with a shard each, in place of `shards`.
     """
-    check_counts(shards=shards)
-    if servers < 0:
-        raise ValueError(f"servers must be at least 0, got {servers}")
-    if servers > 0 and shards > 1:
-        raise ValueError(
-            f"shards={shards} lie beside gradients, servers={servers} take none: give one of the two numbers"
-        )
 
+    lock_step: ClassVar[bool] = False
+    tolerates_loss: ClassVar[bool] = True  # of learners that hold no shard
+    bitwise_alone: ClassVar[bool] = True
+    ends_equal: ClassVar[bool] = True
+    shards: int
+    servers: int
 
-def sent_away(servers: int, learners: int) -> float:
-    """Return the share of the vectors of exchanges that goes to other learners; none goes to a holder's own shard."""
-    return 1.0 if servers and learners > 1 else (learners - 1) / learners
+    @property
+    @abstractmethod
+    def exchanges(self) -> float:
+        """Exchanges with the server in both directions, for a gradient of a learner."""
+
+    @abstractmethod
+    async def learn(self, me: Learner) -> None:
+        """Take steps, and exchange beside them; or only serve."""
+
+    def check_placement(self) -> None:
+        """Raise ValueError if a number of shards or servers is too small, or both are given."""
+        check_counts(shards=self.shards)
+        if self.servers < 0:
+            raise ValueError(f"servers must be at least 0, got {self.servers}")
+        if self.servers > 0 and self.shards > 1:
+            raise ValueError(
+                f"shards={self.shards} lie beside gradients, servers={self.servers} take none:"
+                " give one of the two numbers"
+            )
+
+    async def __call__(self, me: Learner) -> None:
+        self.training_learners(me.group.size)  # refuses servers alone
+        if me.group.size > 1:
+            await self.learn(me)
+            return
+        answers = me.spawn(me.averager.answer(), "answers")
+        async for g in me.claimed_gradients():  # the only learner needs no server
+            me.descend(g)
+        await answers
+
+    def training_learners(self, learners: int) -> int:
+        return beside_servers(self.servers, learners)
+
+    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
+        # None goes to a holder's own shard.
+        return 2 * self.exchanges * (1.0 if self.servers and learners > 1 else (learners - 1) / learners)
+
+    def planned(self, planner: Planner) -> Form:
+        if self.servers:
+            return planner.apart(self.servers, self.exchanges)
+        return planner.sharded(self.shards, self.exchanges)

@@ -12,11 +12,11 @@ step; mu = beta = 0.9.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from murmur.core.facts import Planner, mixing_vectors
+from murmur.core.facts import Form, Planner, mixing_vectors
 from murmur.core.flat import is_finite
 from murmur.core.learner import Learner
 from murmur.core.mixing import Mixing, ring
@@ -74,5 +74,5 @@ class QuasiGlobal:
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         return mixing_vectors(self.mixing, learners)  # for equally fast learners
 
-    def planned(self, planner: Planner) -> Any:
+    def planned(self, planner: Planner) -> Form:
         return planner.pairwise(self.mixing)

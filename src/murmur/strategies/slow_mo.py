@@ -12,15 +12,14 @@ constant rate it is BMUF in its classical form with eta = beta, zeta = alpha.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from murmur.core.facts import Planner, allreduce_vectors
 from murmur.core.learner import Learner
-from murmur.strategies.block_moments import BlockMoments, OuterMoments, WithMoments, check, latest_rate, memory, vectors
+from murmur.strategies.block_moments import BlockMoments, Blocks, OuterMoments, check, latest_rate
 
 
 @dataclass(frozen=True)
-class SlowMo(WithMoments):
+class SlowMo(Blocks):
     """K-step averaging with slow momentum.
 
     Attributes:
@@ -30,11 +29,7 @@ class SlowMo(WithMoments):
         moments: Moments of the local optimizers between blocks (`block_moments`): local, averaged, at_outer.
     """
 
-    lock_step: ClassVar[bool] = True
-    tolerates_loss: ClassVar[bool] = True
-    accepts_new_learners: ClassVar[bool] = True
-    ends_equal: ClassVar[bool] = True
-    staleness: ClassVar[int | None] = 0
+    in_memory: ClassVar[int] = 5
     K: int = 8
     beta: float = 0.5
     alpha: float = 1.0
@@ -61,13 +56,3 @@ class SlowMo(WithMoments):
                     blocks.mul_(self.beta).add_(1)
                     moments.move_on(self.alpha * blocks.item())
                 me.weights.set_(x)
-
-    @property
-    def sets_weights_every(self) -> float:
-        return self.K
-
-    def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
-        return vectors(self.moments) * allreduce_vectors(learners) / self.K
-
-    def planned(self, planner: Planner) -> Any:
-        return planner.every(self.K, vectors=5 + memory(self.moments), sent=vectors(self.moments))

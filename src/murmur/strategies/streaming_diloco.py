@@ -6,7 +6,7 @@
                              x_p  <-  x_p - rate (D_p + mu v_p)
                              w_ip <-  alpha w_ip + (1 - alpha) x_p
 
-w_ip: fragment p = 0 .. F - 1 of learner i's weights (`vector_parts`); x: outer weights, the same on all learners. Each
+w_ip: fragment p = 0 .. F - 1 of learner i's weights (`parts_of`); x: outer weights, the same on all learners. Each
 fragment is exchanged once in K turns, so that DiLoCo's traffic is spread over time, and tau turns hide an exchange.
 After the last minibatch the turns go on, without gradients, until every fragment has had its mean; then w_i <- x.
 Douillard et al. 2025 (arXiv 2501.18512): H = 100 for K, alpha = 1/2, fragments of whole layers, exchanged in four bits;
@@ -17,16 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from murmur.core.facts import Planner, allreduce_vectors
+from murmur.core.facts import Form, Planner, allreduce_vectors
 from murmur.core.flat import is_finite
-from murmur.core.group import Group
 from murmur.core.learner import Learner
-from murmur.strategies.vector_parts import parts_of
+from murmur.strategies.parameter_shards import parts_of
 
 X, V, TURN, SAMPLES = "x", "v", "turn", "samples"  # names among the vectors of a checkpoint
 
@@ -41,7 +40,7 @@ class Fragments:
     def __init__(self, me: Learner, strategy: StreamingDiLoCo) -> None:
         self._me, self._strategy = me, strategy
         self._parts = parts_of(me.weights.layout.numel, strategy.fragments)
-        self._groups = [_twin(me.group) for _ in self._parts]  # a compression keeps residuals for each of them
+        self._groups = [me.group.twin() for _ in self._parts]  # a compression keeps residuals for each of them
         w = me.weights.snapshot()
         me.outer.setdefault(X, w)
         me.outer.setdefault(V, w.new_zeros(w.shape))
@@ -51,15 +50,13 @@ class Fragments:
         self._mean: Awaitable[Tensor] | None = None
 
     def count(self, turns: int, samples: float) -> None:
-        """Count turns, and the samples of this learner in them."""
         self.turn += turns
         self._me.outer[TURN] = torch.tensor([self.turn])
         self._me.outer[SAMPLES] = self._me.outer[SAMPLES] + samples
 
     def begin(self, p: int) -> None:
-        """Begin the mean of fragment p."""
         me = self._me
-        me.outer_then = dict(me.outer)
+        me.outer.begin_exchange()
         samples = me.outer[SAMPLES].clone()
         mean = self._groups[p].mean(me.weights.snapshot()[self._parts[p]], weight=float(samples[p]))
         samples[p] = 0.0
@@ -71,7 +68,7 @@ class Fragments:
         assert self._mean is not None
         me, s, part = self._me, self._strategy, self._parts[p]
         mean, self._mean = await self._mean, None
-        me.outer_then = None
+        me.outer.end_exchange()
         if self._groups[p].total_weight == 0:
             return False
         x, v = me.outer[X][part], me.outer[V][part]
@@ -144,7 +141,6 @@ class StreamingDiLoCo:
         return points.index(at) if turn > 0 and at in points else None
 
     def turns_to_event(self, turn: int) -> int:
-        """Return the number of turns until an exchange begins or ends."""
         after = turn + 1
         while self.begins_at(after) is None and self.begins_at(after - self.tau) is None:
             after += 1
@@ -157,12 +153,5 @@ class StreamingDiLoCo:
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         return allreduce_vectors(learners) / self.K
 
-    def planned(self, planner: Planner) -> Any:
+    def planned(self, planner: Planner) -> Form:
         return planner.streamed(self.K, self.fragments, self.tau, vectors=6)
-
-
-def _twin(group: Group) -> Group:
-    """Return a group of the same learners, whose exchanges overlap those of the others."""
-    twin = group.split([range(group.size)])
-    assert twin is not None
-    return twin

@@ -8,9 +8,9 @@ The sum over learners overlaps the backward pass if the world supports it; the r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from murmur.core.facts import Planner, allreduce_vectors
+from murmur.core.facts import Form, Planner, allreduce_vectors
 from murmur.core.learner import Learner
 
 
@@ -32,5 +32,5 @@ class SyncSGD:
     def vectors_sent(self, learners: int, samples: float) -> float:  # noqa: ARG002 - the same for all minibatches
         return allreduce_vectors(learners)
 
-    def planned(self, planner: Planner) -> Any:
+    def planned(self, planner: Planner) -> Form:
         return planner.synchronous(vectors=3)

@@ -1,1 +1,1 @@
-"""Trainable tasks: hybrid systems, CTC, chain models, prepared frames, pre-training, language models."""
+"""Tasks that need no data: the toy problem, and generated frames."""

@@ -11,8 +11,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from murmur.speech.features.chunks import copy_with_edges
-
 SEGMENT = 5  # frames of one class
 MEANS = 1 << 32  # above the number of any utterance, so that the means have a generator of their own
 
@@ -55,7 +53,7 @@ class GeneratedFrames:
         feats_TF = draw.standard_normal((self.length, self.dims), dtype=np.float32)
         feats_TF *= self.noise
         feats_TF += self._means[classes_T]
-        copy_with_edges(feats_TF, first, out_TF)
+        out_TF[:] = feats_TF[np.clip(np.arange(first, first + len(out_TF)), 0, self.length - 1)]
 
     def targets(self, utterance: int, first: int, last: int) -> np.ndarray:
         """Classes of the frames [first, last)."""

@@ -22,8 +22,7 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
 from murmur.engine.scaling import Fixed
-from murmur.engine.seeds import seed_of
-from murmur.engine.task import Loss, Score
+from murmur.engine.task import Loss, Score, seed_of
 from murmur.engine.trainer import Trainer
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
@@ -156,7 +155,7 @@ def plain_loop(experiment: Experiment) -> Tensor:
     """Weights (P,) that a plain PyTorch loop of one learner ends with: the reference of `bitwise_alone`."""
     task = experiment.task
     torch.manual_seed(seed_of(experiment.seed, "model"))
-    model = task.model()
+    model = experiment.model()
     optimizer = experiment.optimizer(model)
     for n in range(experiment.budget.total(task)):
         minibatch = task.minibatch(n)

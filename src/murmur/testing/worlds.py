@@ -84,6 +84,34 @@ async def means_are_new_vectors(seat: Seat) -> None:
     _close(again, torch.full((4,), 1 + (seat.group.size - 1) / 2), "mean of changed results")
 
 
+async def means_recur(seat: Seat) -> None:
+    """Check means of long vectors that come again and again, of two lengths in turn, some without a weight."""
+    group = seat.group
+    kept = []
+    for turn in range(12):
+        x = torch.arange(5000.0 + turn % 2) * (group.rank + 1) + turn
+        idle = group.rank > 0 and turn % 3 == 2
+        mean = await group.mean(x.fill_(math.nan) if idle else x, weight=0.0 if idle else 2.0)
+        factor = 1.0 if turn % 3 == 2 else (group.size + 1) / 2
+        kept.append((mean, torch.arange(5000.0 + turn % 2) * factor + turn))
+    for turn, (mean, wanted) in enumerate(kept):
+        _expect(torch.allclose(mean, wanted, rtol=1e-6, atol=0.0), True, f"mean {turn}")
+
+
+async def sums_in_place(seat: Seat) -> None:
+    """Check sums in memory that members share, where the world has them."""
+    group = seat.group
+    sums = group.sum_in_place(torch.empty(5003))
+    for turn in range(6 if sums is not None else 0):
+        assert sums is not None
+        sums.next().copy_(torch.arange(5003.0) * (group.rank + 1) + turn)
+        await group.share_numbers(torch.empty(0), ())
+        total = sums.total(2.0)
+        wanted = torch.arange(5003.0) * (group.size * (group.size + 1) / 4) + turn * group.size / 2
+        _expect(torch.allclose(total, wanted, rtol=1e-6, atol=0.0), True, f"sum {turn}")
+        total.zero_()  # others may still read what they need
+
+
 async def broadcasts_reach_all(seat: Seat) -> None:
     """Check that every member can be the root, and that integers survive."""
     for root in range(seat.group.size):
@@ -295,6 +323,8 @@ CHECKS: tuple[Program[None], ...] = (
     weight_zero_is_left_out,
     no_weight_stops_all,
     means_are_new_vectors,
+    means_recur,
+    sums_in_place,
     broadcasts_reach_all,
     messages_keep_their_order,
     any_source_can_be_received,

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from hashlib import blake2b
 
 import torch
 from torch import Tensor, nn
 
-from murmur.core.facts import Facts, FactsOfInner
+from murmur.core.facts import Facts, layers
 from murmur.core.flat import Layout
 from murmur.core.group import Group, WorldMismatch
 from murmur.core.learner import Strategy
 from murmur.core.moments import Moments
 from murmur.engine.experiment import describe
-from murmur.engine.optimizer_fit import warn_of_optimizer
+from murmur.engine.source import warn_of_optimizer
+from murmur.run.folder.provenance import versions
+from murmur.user_loop.optimizer_list import each_of, name_of
 from murmur.user_loop.source import Plan
+
+BEFORE = "add and unfreeze parameters before the block of murmur.join, or end the block on all learners and join again"
+
+FREEZE = "freeze it before the block of murmur.join, or end the block on all learners and join again"
 
 
 def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Check that the strategy leaves minibatches to the loop, and that the optimizer steps the model and no more.
-
-    Raises:
-        TypeError: The strategy is a class, or none at all.
-        ValueError: The strategy assigns minibatches, or the optimizer holds other parameters too, or not all that are
-            trainable, or it calls the model by itself.
-    """
+    """Check that the strategy leaves minibatches to the loop, and that the optimizer steps the model and no more."""
     if isinstance(strategy, type) or not callable(strategy):
         name = getattr(strategy, "__name__", repr(strategy))
         raise TypeError(f"{name} is not a strategy: give an instance with its settings, such as KAVG(K=8)")
     if Facts.of(strategy).assigns_minibatches:
-        inner = f": join {strategy.inner}" if isinstance(strategy, FactsOfInner) else ""
-        raise ValueError(f"{strategy} assigns minibatches, but here every loop has its own loader{inner}")
+        free = [layer for layer in layers(strategy) if not Facts.of(layer).assigns_minibatches]
+        remedy = f": join {free[0]}" if free else ""
+        raise ValueError(f"{strategy} assigns minibatches, but here every loop has its own loader{remedy}")
     own = {id(p) for p in model.parameters()}
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     strange = len(held - own)
@@ -41,7 +42,7 @@ def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.
             f"the optimizer holds {strange} tensors that are not parameters of the model, and would not be averaged:"
             " join an nn.ModuleList of all trained modules"
         )
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if any(isinstance(one, torch.optim.LBFGS) for one in each_of(optimizer)):
         raise ValueError("LBFGS calls the model by itself (a closure): it cannot be joined; use another optimizer")
     for name, part in model.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad:
@@ -52,37 +53,67 @@ def check_joinable(strategy: Strategy, model: nn.Module, optimizer: torch.optim.
     loose = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if loose:
         raise ValueError(
-            f"the optimizer does not hold {len(loose)} trainable parameters of the model, {loose[0]} for one. Give it"
-            " those to be trained as a further parameter group, and freeze the others with requires_grad_(False):"
-            " a second optimizer would change weights that the strategy replaces"
+            f"the optimizer does not hold {len(loose)} trainable parameters of the model, {loose[0]} for one: freeze"
+            " those that are not trained with requires_grad_(False), and give the others as a further parameter group,"
+            " or join a list of all optimizers"
         )
     warn_of_optimizer(strategy, Moments(optimizer, Layout.trainable(model)))
 
 
+class Joinable:
+    """Parameters of a model and its optimizer when their loop joins, which must stay the same."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        self._trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._known = {id(p) for p in model.parameters()}
+
+    def check(self) -> None:
+        """Check that the same parameters are trainable as at the start, and that gradients are dense."""
+        if any(id(p) not in self._known for group in self._optimizer.param_groups for p in group["params"]):
+            raise RuntimeError(
+                "the optimizer has parameters that the model did not have when the loop joined, and they would not be"
+                f" averaged: {BEFORE}"
+            )
+        for name, p in self._trainable:
+            if not p.requires_grad:
+                raise RuntimeError(
+                    f"{name} was trainable when the loop joined and is frozen now, but averaging would still change it:"
+                    f" {FREEZE}"
+                )
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"the gradient of {name} is sparse, but vectors of gradients are dense: make the embedding with"
+                    " sparse=False"
+                )
+        for name, p in self._frozen:
+            if p.grad is not None:
+                raise RuntimeError(f"{name} was frozen when the loop joined and has a gradient now: {BEFORE}")
+
+
 def terms(
-    strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, rules: Mapping[str, str]
+    strategy: Strategy,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan,
+    rules: Mapping[str, str],
+    recorded: bool,
 ) -> dict[str, str]:
-    """Return the terms that must be equal on all learners, by name."""
     tensors = [f"{n} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for n, p in model.named_parameters()]
     tensors += [f"{n} {tuple(b.shape)} {b.dtype}" for n, b in model.named_buffers()]
     groups = [len(group["params"]) for group in optimizer.param_groups]
     return {
-        "murmur": _version(),
+        "murmur": versions(("murmur",))["murmur"],
         "torch": str(torch.__version__),
         "python": ".".join(platform.python_version_tuple()[:2]),
         "strategy": str(describe(strategy)),
         "plan": str((plan.total_steps, plan.samples_per_step)),
-        "optimizer": f"{type(optimizer).__qualname__} with parameter groups of {groups}",
+        "optimizer": f"{name_of(optimizer)} with parameter groups of {groups}",
         "model": "; ".join(tensors),
         "rules of buffers": str(dict(rules)),
+        "folder of records": "given" if recorded else "none",
     }
-
-
-def _version() -> str:
-    try:
-        return version("murmur")
-    except PackageNotFoundError:
-        return "source"
 
 
 async def agree(group: Group, device: torch.device, mine: Mapping[str, str]) -> None:
@@ -108,6 +139,32 @@ async def agree(group: Group, device: torch.device, mine: Mapping[str, str]) -> 
         raise WorldMismatch(f"learner {group.rank}: {said}: start every learner with the same program and versions")
 
 
+def note_terms(group: Group, mine: Mapping[str, str]) -> None:
+    """Leave the terms that all have agreed on for loops that come late."""
+    if group.rank == 0:
+        group.count(_of_run(mine), 1)
+
+
+def check_late(group: Group, strategy: Strategy, mine: Mapping[str, str]) -> None:
+    """Check that a loop that comes late fits those of the others: its vectors would end their exchanges.
+
+    Raises:
+        ValueError: It is added to a strategy that takes no new learners.
+        WorldMismatch: It has other terms.
+    """
+    if group.rank >= group.size and not Facts.of(strategy).accepts_new_learners:
+        raise ValueError(f"{strategy} accepts no new learners (accepts_new_learners)")
+    if group.count(_of_run(mine)) == 0:
+        raise WorldMismatch(
+            f"learner {group.rank} comes late and differs from the others in one of {', '.join(sorted(mine))}: start it"
+            " with the same program and versions"
+        )
+
+
+def _of_run(terms: Mapping[str, str]) -> str:
+    return f"terms {blake2b(repr(sorted(terms.items())).encode(), digest_size=16).hexdigest()}"
+
+
 async def _text_of_first(group: Group, text: str) -> str:
     raw = _numbers(text)
     length = int(await group.broadcast(torch.tensor([len(raw)])))
@@ -121,7 +178,6 @@ def _numbers(text: str) -> Tensor:
 
 
 def _around(text: str, other: str, width: int = 80) -> str:
-    """Return the part of a text at its first difference from another one."""
     same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     start = max(0, same - width // 2)
     return text[start : start + width]

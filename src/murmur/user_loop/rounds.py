@@ -8,8 +8,9 @@ The strategy is then where it was, with its own variables; the weights of the sa
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +18,16 @@ import torch
 from torch import Tensor
 
 from murmur.core.assignment import Assignment
+from murmur.core.buffers import Values
+from murmur.core.counted import counted
 from murmur.core.facts import Facts
 from murmur.core.learner import Gradient, Learner
+from murmur.core.local_steps import LocalSteps
 from murmur.core.source import SKIPPED_SAMPLES
 from murmur.user_loop.loop import Offer
 from murmur.user_loop.source import LoopSource
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -41,9 +47,8 @@ class Round:
     unused: list[tuple[Tensor, list[bool]]] = field(default_factory=list)
 
     def described(self) -> dict[str, Any]:
-        """Return the value as tensors, numbers, lists and dictionaries."""
         return {
-            "weights": self.weights,
+            "weights": self.weights.clone(),
             "outer": dict(self.outer),
             "steps": [list(step) for step in self.steps],
             "unused": [[g, list(present)] for g, present in self.unused],
@@ -54,11 +59,11 @@ class RoundSource(LoopSource):
     """Source of a user's loop that knows the round of its strategy.
 
     Attributes:
-        learner: Learner that takes the gradients: that of the loop, or the leader that a strategy made of it.
+        learner: Learner that takes the gradients.
     """
 
     learner: Learner
-    _own: Learner
+    _local: LocalSteps  # its gradients and steps at the start
     _follows = False  # true if the rounds of this learner are followed
     _at_start = False  # true between the start of a round and its first gradient
     _round: Round | None = None
@@ -67,13 +72,13 @@ class RoundSource(LoopSource):
 
     def follow(self, me: Learner, strategy: object) -> None:
         """Follow the rounds of a learner's strategy, unless each step is one."""
-        self.learner = self._own = me
+        self.learner, self._local = me, me.local
         self._follows = me.lock_step and Facts.of(strategy).sets_weights_every != 1
 
     async def boundary(self, me: Learner) -> None:
         await super().boundary(me)
-        self.learner, self._at_start = me, True
-        self._follows &= me is self._own  # a super-learner's members know no rounds, and its leader begins a new one
+        self._at_start = True
+        self._follows &= me.local is self._local  # a super-learner has no rounds here, and its leader begins a new one
 
     def over(self, steps: int) -> bool:
         self._follows = False  # the strategy works in turns: each step is a round
@@ -91,8 +96,10 @@ class RoundSource(LoopSource):
     def _before_gradient(self) -> None:
         if self._at_start:
             me = self.learner
-            outer = {name: vector.clone() for name, vector in me.outer_to_keep.items()}
-            self._round = Round(me.weights.snapshot(), outer)
+            outer = {name: vector.clone() for name, vector in me.outer.to_save.items()}
+            # The memory of the round before is used again.
+            kept = None if self._round is None else self._round.weights
+            self._round = Round(me.weights.snapshot(kept), outer)
         elif self._round is not None and self._drawn is not None:
             self._round.unused.append((self._g.clone(), self._drawn))
         self._at_start, self._drawn = False, None
@@ -102,13 +109,12 @@ class RoundSource(LoopSource):
             self._round.unused.clear()
         self._drawn = None
         if self._repeating:
-            self.clear()
+            self.layout.clear_gradients()
         else:
             super().apply(g, present, staleness)
 
     @property
     def round(self) -> Round | None:
-        """The round under way; None between two rounds, and if it is not known."""
         if self._at_start or not self._follows or self._round is None:
             return None
         unused = [] if self._drawn is None else [(self._g.clone(), self._drawn)]
@@ -116,41 +122,85 @@ class RoundSource(LoopSource):
         return Round(now.weights, now.outer, list(now.steps), [*now.unused, *unused])
 
     @property
+    def steps(self) -> int:
+        return self.counters.steps + self.learner.steps
+
+    @property
     def minibatches(self) -> int:
-        """Minibatches of all learners so far, as far as this learner knows."""
-        return self._claimed or self.assignment.reached(self.learner.steps)
+        return self.turns.claimed or self.turns.reached(self.learner.steps)
 
     def go_on(self, minibatches: int) -> None:
-        """Go on after this number of minibatches of all learners."""
-        if self._own.lock_step:
-            self.assignment = Assignment(tuple(range(self.group.size)), done=minibatches)
+        if self.learner.lock_step:
+            self.turns.assignment = Assignment(tuple(range(self.group.size)), done=minibatches)
         else:
-            self._claimed = minibatches
+            self.turns.claimed = minibatches
 
     def repeat(self, begun: Round, step: Callable[[], None]) -> None:
-        """Let the strategy repeat the steps of a round, from its start, without a change of weights and counters.
-
-        Args:
-            begun: The round, up to the saved moment.
-            step: Lets the strategy take the step that the loop offers.
-        """
-        self._repeating, counted = True, self.counters.described(0)
+        """Let the strategy repeat the steps of a round, from its start, without a change of weights and counters."""
+        self._repeating, before = True, self.counters.described(0)
         first_unused = len(begun.steps) - len(begun.unused)
         try:
             for number, (samples, loss) in enumerate(begun.steps):
-                self.clear()
+                self.layout.clear_gradients()
                 if number >= first_unused:
                     self.layout.hand_gradients(*begun.unused[number - first_unused])
                 self.loop.offer = Offer(samples, None if math.isnan(loss) else loss, skipped=samples == SKIPPED_SAMPLES)
                 step()
         finally:
             self._repeating = False
-            self.counters.read(counted)
-            self.clear()
+            self.counters.read(before)
+            self.layout.clear_gradients()
+
+    def state(self, buffers: Values) -> dict[str, Any]:
+        begun = self.round
+        with self.learner.outer.steady:
+            weights = self.loop.weights.snapshot()
+            outer = {name: vector.clone() for name, vector in self.learner.outer.to_save.items()}
+        return {
+            "weights": weights,
+            "buffers": buffers,
+            "strategy": outer,
+            "round": None if begun is None else begun.described(),
+            "learners": self.group.size,
+            "minibatches": self.minibatches,
+            "claims": self.group.loops.claims,
+            "counters": self.counters.described(0),
+        }
+
+    def load(self, state: Mapping[str, Any], step: Callable[[], None]) -> bool:
+        """Resume from a state; return True if the strategy has begun and repeated a part of a round, by `step`."""
+        begun = None if state["round"] is None else read_round(state["round"], self.layout.device)
+        weights = state["weights"].to(self.layout.device)
+        minibatches = int(state["minibatches"])
+        self.buffers.put(state["buffers"])
+        self.group.loops.claims = self.group.loops.claims_before = self._share(state, minibatches)
+        outer = state["strategy"] if begun is None else begun.outer
+        self.learner.outer.update({name: vector.clone() for name, vector in outer.items()})
+        # The steps of the round count once more as they are repeated, by the present number of learners.
+        repeated = 0 if begun is None else len(begun.steps) * self.group.size
+        self.go_on(max(0, minibatches - repeated))
+        self.counters.read(state["counters"])
+        self.learner.role.apart = True
+        self.learner.weights.set_(weights if begun is None else begun.weights)
+        if begun is None:
+            return False
+        self.repeat(begun, step)
+        self.loop.weights.set_(weights)
+        self.layout.scatter(weights)  # the model too, which keeps its weights while the strategy waits for a step
+        return True
+
+    def _share(self, state: Mapping[str, Any], minibatches: int) -> int:
+        before, now, rank = int(state["learners"]), self.group.size, self.group.rank
+        if before == now:
+            return int(state["claims"])
+        log.warning(
+            "learner %d resumes the state of one of %s, and there are %d now: not the bits of an uninterrupted run",
+            *(rank, counted(before, "learner"), now),
+        )
+        return minibatches * (rank + 1) // now - minibatches * rank // now
 
 
 def read_round(described: dict[str, Any], device: torch.device) -> Round:
-    """Read the result of `Round.described`."""
     return Round(
         described["weights"].to(device),
         {name: vector.clone() for name, vector in described["outer"].items()},

@@ -20,11 +20,7 @@ PAUSE_SECONDS = 1.5  # a longer time between two readings counts as a pause
 
 
 class AwakeClock:
-    """A monotonic clock without the pauses of its process; any thread may read it.
-
-    Args:
-        source: Monotonic clock that goes on during pauses. This clock is to be read every `TICK_SECONDS`.
-    """
+    """A monotonic clock without the pauses of its process, to be read every `TICK_SECONDS`; any thread may read it."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._source, self._lock = source, Lock()
@@ -33,14 +29,13 @@ class AwakeClock:
         self._resumed, self._length = -math.inf, 0.0
 
     def __call__(self) -> float:
-        """Return the present time."""
         with self._lock:
             return self._now()
 
     def settles(self, seconds: float) -> bool:
-        """True after a pause, for as long as it lasted and at most `seconds`: others may be continued a little later.
+        """Return True after a pause, while other processes may not have been continued yet.
 
-        A pause may also be a busy processor; it is short, and hardly delays what waits for this.
+        That time is as long as the pause, and at most `seconds`. A short pause may be that of a busy processor.
         """
         with self._lock:
             return self._now() - self._resumed < min(seconds, self._length)

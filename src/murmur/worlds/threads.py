@@ -20,8 +20,7 @@ from murmur.core.group import Group, Message, PeerLost, check_alike, weighted_me
 from murmur.core.membership import NOTHING, LocalMembership, Membership, MembershipTable, Preparation, Shares, View
 from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING, Span, Trace
 from murmur.core.world import Program
-from murmur.worlds.mailbox import Mailbox
-from murmur.worlds.real import Activity, RealSeat
+from murmur.worlds.real import Activity, Mailbox, RealSeat
 
 T = TypeVar("T")
 
@@ -59,11 +58,7 @@ class ThreadHub:
             return [given[r] for r in range(len(self.members))], time.monotonic() - came
 
     def alive(self) -> None:
-        """Check that no other learner has failed; the caller holds the lock.
-
-        Raises:
-            PeerLost: One has failed; all members raise this.
-        """
+        """Raise PeerLost in all members if one has failed; the caller holds the lock."""
         if self.failure is not None:
             raise PeerLost(f"another learner failed: {self.failure}") from self.failure
 
@@ -94,8 +89,6 @@ class ThreadHub:
 
 
 class LockedMembership(Membership):
-    """Client of the membership table of a hub."""
-
     def __init__(self, hub: ThreadHub, rank: int) -> None:
         self.hub, self.line = hub, LocalMembership(hub.table, rank)
 
@@ -145,8 +138,6 @@ class LockedMembership(Membership):
 
 
 class ThreadGroup(Group):
-    """One member of a hub's group."""
-
     def __init__(self, hub: ThreadHub, rank: int, trace: Trace) -> None:
         self.hub, self.rank, self.trace = hub, rank, trace
         self.size, self.name = len(hub.members), hub.name
@@ -222,8 +213,6 @@ class ThreadGroup(Group):
 
 
 class ThreadSeat(RealSeat):
-    """Seat of a learner in a thread."""
-
     def __init__(self, world: ThreadWorld, hub: ThreadHub, rank: int) -> None:
         super().__init__(rank, world.began, world.sink)
         self.world, self.hub = world, hub

@@ -1,4 +1,4 @@
-"""The number of pieces of each minibatch: known as long as its file or one part of a checkpoint can be read."""
+"""The number of pieces of each minibatch: known as long as one part of a checkpoint or the start can be read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import pytest
 from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
-from murmur.engine.checkpoints.cut import cut_of, write_cut
-from murmur.engine.checkpoints.resume import check_resumable
+from murmur.engine.checkpoints.position import Position, cut_of, write_start
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.scaling import Auto
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, KAVG, SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.world import VirtualWorld
 
 DAMAGE = [None, '{"cu', "[]", '{"cut": 0}', '{"cut": "many"}', ""]
@@ -34,7 +33,7 @@ def run(minibatches: int, learners: int, out: Path, strategy: Strategy | None = 
 
 
 def damage(out: Path, left: str | None) -> None:
-    file = out / "checkpoints" / "cut.json"
+    file = out / "checkpoints" / "began.json"
     file.unlink()
     if left is not None:
         file.write_text(left)
@@ -51,27 +50,14 @@ def change_facts(out: Path, change: dict[str, int | None], parts: Sequence[str] 
 @pytest.mark.parametrize("strategy", [SyncSGD(), ADPSGD()], ids=["SyncSGD", "ADPSGD"])
 @pytest.mark.parametrize("left", DAMAGE)
 def test_a_run_without_its_file_keeps_the_number_of_its_checkpoint(
-    left: str | None, strategy: Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    left: str | None, strategy: Strategy, tmp_path: Path
 ) -> None:
     run(10, 2, tmp_path, strategy, resume=False)
     damage(tmp_path, left)
     run(20, 1, tmp_path, strategy)
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert [r["minibatches"] for r in records if r["kind"] == "evaluation"] == [20, 40]  # halves
-    assert caplog.text.count("minibatches stay cut in 2, as in the checkpoint") == 1
-    assert json.loads((tmp_path / "checkpoints" / "cut.json").read_text()) == {"cut": 2}
-
-
-def test_a_file_that_disagrees_is_refused_before_anything_changes(tmp_path: Path) -> None:
-    run(10, 2, tmp_path, resume=False)
-    write_cut(tmp_path, 1)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    told = r"of minibatches cut in 2, but this run cuts them in 1, as .*cut.json says: delete that file"
-    with pytest.raises(ValueError, match=told):
-        check_resumable(tmp_path, experiment(20).scaled(2, cut_of(tmp_path)), ToyTask(hidden=4).model())
-    with pytest.raises(ValueError, match=told):
-        run(20, 2, tmp_path)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert json.loads((tmp_path / "checkpoints" / "began.json").read_text())["cut"] == 2
 
 
 def test_parts_that_disagree_are_refused(tmp_path: Path) -> None:
@@ -81,26 +67,9 @@ def test_parts_that_disagree_are_refused(tmp_path: Path) -> None:
         run(20, 2, tmp_path, KAVG(2))
 
 
-def test_a_checkpoint_of_an_older_version_has_its_number_in_the_file_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(10, 2, tmp_path, resume=False)
-    change_facts(tmp_path, {"cut": None})
-    run(20, 1, tmp_path)
-    assert cut_of(tmp_path) == 2
-    assert "cut.json" not in caplog.text
-    change_facts(tmp_path, {"cut": None})
-    damage(tmp_path, '{"cut": 0}')
-    with pytest.raises(ValueError, match="at least 1 piece, not 0"):
-        run(30, 1, tmp_path)
-    damage(tmp_path, None)
-    run(40, 2, tmp_path)
-    assert "cut.json is missing: the checkpoint is taken for one of minibatches cut in 2" in caplog.text
-
-
 def test_a_run_that_has_not_begun_has_none(tmp_path: Path) -> None:
     assert cut_of(tmp_path) is None
-    write_cut(tmp_path, 3)
+    write_start(tmp_path, 3, "", Position())
     assert cut_of(tmp_path) == 3
 
 

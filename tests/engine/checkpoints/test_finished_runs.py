@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from murmur.core.learner import Strategy
+from murmur.engine import evaluation_points
 from murmur.engine.budget import Budget
-from murmur.engine.checkpoints import checkpointer
 from murmur.engine.checkpoints.checkpoint import Checkpoints, read_pair
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import JsonLines, Record
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.strategies import ADPSGD, KAVG, DelayByOne, Downpour, OwnShares, SuperLearners, SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from unscaled import Experiment
+from tests.support.named import named
+from tests.support.unscaled import Experiment
 
 POINTS = [10, 20, 30, 36]
 STRATEGIES: list[Strategy] = [
@@ -60,7 +60,7 @@ def test_a_finished_run_is_not_computed_again(
         outcome = Trainer(made, VirtualWorld(5), tmp_path, resume=True).fit()
     assert "is finished: all 36 minibatches are done" in caplog.text
     changed = {name for name, data in contents(tmp_path).items() if files.get(name) != data}
-    assert changed <= {"checkpoints/began.json"}
+    assert not changed
     assert outcome.found
     assert outcome.leads
     assert outcome.figures == pytest.approx(before.figures, rel=1e-12)
@@ -84,7 +84,7 @@ def test_threads_leave_a_finished_run_alone_and_go_on_with_a_larger_budget(strat
 def killed(what: str, number: int, after: bool) -> Iterator[None]:
     """Kill the launch before or after the `number`-th call that writes `what`; "half" writes a part of the line."""
     calls = 0
-    saves, lines, models = Checkpoints.save, JsonLines.__call__, checkpointer.write_pair
+    saves, lines, models = Checkpoints.save, JsonLines.__call__, evaluation_points.write_pair
 
     def cut(write: Any, *given: Any) -> None:
         nonlocal calls
@@ -102,7 +102,7 @@ def killed(what: str, number: int, after: bool) -> Iterator[None]:
         if record.kind != "evaluation" or what not in ("record", "half"):
             lines(self, record)
         elif what == "half" and calls + 1 == number:
-            cut(lambda line: self.file.append(line[: len(line) // 2].encode()), record.line())
+            cut(lambda line: self.append(line[: len(line) // 2].encode()), record.line())
         else:
             cut(lines, self, record)
 
@@ -112,7 +112,7 @@ def killed(what: str, number: int, after: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "save", save)
         patch.setattr(JsonLines, "__call__", append)
-        patch.setattr(checkpointer, "write_pair", write)
+        patch.setattr(evaluation_points, "write_pair", write)
         with pytest.raises(Killed):
             yield
 

@@ -50,15 +50,15 @@ def forge(out: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def test_numbers_of_pieces_that_are_none(number: str, finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)
-    (out / "checkpoints" / "cut.json").write_text(f'{{"cut": {number}}}')
+    (out / "checkpoints" / "began.json").write_text(f'{{"cut": {number}}}')
     assert resumed(out)[0] == 0  # the checkpoint has the number too
     shutil.rmtree(out)
     shutil.copytree(finished, out)
-    (out / "checkpoints" / "cut.json").write_text(f'{{"cut": {number}}}')
+    (out / "checkpoints" / "began.json").write_text(f'{{"cut": {number}}}')
     forge(out, lambda facts: facts.pop("cut"))
     code, said = resumed(out)
     assert (code, len(said)) == (1, 1), said
-    assert "cut.json is damaged: " in said[0]
+    assert "began.json is damaged (" in said[0]
     assert len(said[0]) < 400
 
 

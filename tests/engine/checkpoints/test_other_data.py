@@ -10,15 +10,14 @@ import pytest
 from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
-from murmur.engine.checkpoints.resume import check_resumable
 from murmur.engine.optim.optimizer import SGD
+from murmur.engine.resume import check_resumable
 from murmur.engine.task import IdentifiesData, data_of
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
-from murmur.run.saved_model import Initialised
 from murmur.strategies import ADPSGD, KAVG
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.world import VirtualWorld
-from unscaled import Experiment
+from tests.support.unscaled import Experiment
 
 OTHER = "it was made on other data"
 
@@ -85,7 +84,7 @@ def test_the_same_data_are_not_told_whatever_the_settings(tmp_path: Path, caplog
 
 
 def test_what_does_not_identify_its_data_is_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A task without a digest, and a checkpoint of an older version."""
+    """A task without a digest."""
     plain = ToyTask(samples=8, hidden=8, per_epoch=10)
     assert not isinstance(plain, IdentifiesData)
     assert data_of(plain) == {}
@@ -93,7 +92,6 @@ def test_what_does_not_identify_its_data_is_not_told(tmp_path: Path, caplog: pyt
     run(replace(plain, seed=1), 14, tmp_path)
     run(FIRST, 18, tmp_path)
     run(plain, 22, tmp_path)
-    change_facts(tmp_path, data=None)
     run(FIRST, 26, tmp_path)
     assert OTHER not in caplog.text
     assert marks(tmp_path)
@@ -108,8 +106,3 @@ def test_a_run_that_is_complete_does_not_go_on_with_other_data(tmp_path: Path) -
     with pytest.raises(ValueError, match=r"are done, on other data \(10 minibatches an epoch then, 12 now; .*restore"):
         check_resumable(tmp_path, other.scaled(2), FIRST.model())
     check_resumable(tmp_path, replace(other, budget=Budget(minibatches=30)).scaled(2), FIRST.model())
-
-
-def test_a_task_with_initial_weights_has_the_data_of_its_task(tmp_path: Path) -> None:
-    for task, digest in ((FIRST, "ab"), (ToyTask(), "")):
-        assert data_of(Initialised(task, tmp_path / "model", "x")).get("digest", "") == digest

@@ -12,20 +12,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from murmur.core.errors import DamagedCheckpoint
 from murmur.core.facts import Facts
 from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import read_pair, write_pair
-from murmur.engine.checkpoints.state import MOMENTS
 from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD, PlainAdamW
+from murmur.engine.resume import MOMENTS
 from murmur.engine.schedule import Exponential
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.run.saved_model import read_into
 from murmur.strategies import ADPSGD, ALL, EASGD, KAVG, ParameterAveraging, SuperLearners, SyncSGD
 from murmur.strategies.block_moments import KEPT
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.virtual.world import VirtualWorld
-from unscaled import Experiment
+from tests.support.unscaled import Experiment
 
 MINIBATCHES = 30
 
@@ -129,20 +130,7 @@ def test_a_resume_without_lock_step_keeps_evaluations(strategy: Strategy, learne
     assert before
 
 
-def test_a_checkpoint_of_an_older_version_has_no_integers(tmp_path: Path) -> None:
-    made = experiment(SyncSGD())
-    cut_off(made, 1, tmp_path, 17)
-    for part in tmp_path.glob("checkpoints/0*/*.json"):
-        tensors, facts = read_pair(part.with_suffix(""))
-        kept = {name: tensor for name, tensor in tensors.items() if name != "integers"}
-        assert len(kept) < len(tensors)
-        write_pair(part.with_suffix(""), kept, facts)
-    run(made, 1, tmp_path, resume=True)
-    assert evaluations(tmp_path)[-1] == MINIBATCHES
-
-
 def test_a_saved_model_has_its_integers(tmp_path: Path) -> None:
-    """One of an older version has none: the model keeps its own."""
     run(experiment(SyncSGD()), 1, tmp_path)
     model = Counting().model()
     norm = model[1]  # type: ignore[index]
@@ -151,11 +139,10 @@ def test_a_saved_model_has_its_integers(tmp_path: Path) -> None:
     read_into(model, tmp_path / "averaged")
     assert norm.num_batches_tracked == MINIBATCHES
     tensors, facts = read_pair(tmp_path / "model")
-    del tensors["integers"], facts["tensors"]["integers"]
-    write_pair(tmp_path / "older", tensors, facts)
-    norm.num_batches_tracked.fill_(5)
-    read_into(model, tmp_path / "older")
-    assert norm.num_batches_tracked == 5
+    del tensors["integers"]
+    write_pair(tmp_path / "without", tensors, facts)
+    with pytest.raises(DamagedCheckpoint, match="integers"):
+        read_into(model, tmp_path / "without")
 
 
 @pytest.mark.parametrize("strategy", [SyncSGD(), ADPSGD()], ids=["SyncSGD", "ADPSGD"])
@@ -204,23 +191,6 @@ def test_the_state_of_another_optimizer_starts_again(
     with caplog.at_level("WARNING"):  # the state is the new one's from here on
         run(replace(experiment(strategy, 20), optimizer=second), 2, tmp_path, resume=True)
     assert AGAIN not in caplog.text
-
-
-@pytest.mark.parametrize("which", ["SGD to Adam", "one of a user's own"])
-def test_a_checkpoint_of_an_older_version_names_the_optimizer_by_its_setting(
-    which: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    first, second = OTHERS[which]
-    run(replace(experiment(KAVG(3), 6), optimizer=first), 1, tmp_path)
-    for again, optimizer in ((False, first), (True, second)):
-        (part,) = (tmp_path / "checkpoints").glob("0*6/learner-0.json")
-        tensors, facts = read_pair(part.with_suffix(""))
-        facts.pop("optimizer_state", None)
-        write_pair(part.with_suffix(""), tensors, facts)
-        caplog.clear()
-        with caplog.at_level("WARNING"):
-            run(replace(experiment(KAVG(3), 6 + 4 * again), optimizer=optimizer), 1, tmp_path, resume=True)
-        assert (AGAIN in caplog.text) == again
 
 
 def test_settings_of_the_same_optimizer_keep_its_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -94,6 +94,7 @@ def test_step_hooks_are_called() -> None:
     assert called == ["before", "after"]
 
 
+@pytest.mark.interpreter
 def test_training_does_not_import_the_compiler(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", TRAIN], check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -12,21 +12,20 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
+from murmur.comparison.rows import Rows
 from murmur.core.plain_files import NotPlainFile, open_plain, plain_file, read_plain
-from murmur.engine.checkpoints.checkpoint import write_whole
+from murmur.core.whole_files import name_beside
 from murmur.engine.record import AppendedFile, begin_trace, finish_trace
 from murmur.run.folder import contents
-from murmur.run.folder.lock import LOCK, FolderLock, held, holder_of
-from murmur.run.folder.opened import opened
-from murmur.run.folder.state import state_of, write_reason
-from murmur.studies.comparison.rows import Rows
+from murmur.run.folder.contents import opened
+from murmur.run.folder.lock import LOCK, FolderLock, held, holder_of, state_of, write_reason
 
 SMALL = ["--set", "task.hidden=4", "--set", "task.per_epoch=8", "--threads", "1"]
 FIRST, MORE = ["--set", "budget.minibatches=8"], ["--set", "budget.minibatches=16"]
 LATER = (  # names that a run may write, and that this one has not written
     *("report.html", "failed.json", "request.json", "launch.json", "recognised.jsonl", "phases.json", "rescoring.json"),
     *("trace-until-8.json", "decoded", "errors", "recogniser", "recogniser/graphs", "description", "simulated.json"),
-    *("checkpoints/began.json", "checkpoints/0000000016", "checkpoints/marks/0000000016.json"),
+    *("checkpoints/0000000016", "checkpoints/marks/0000000016.json"),
 )
 
 
@@ -162,7 +161,15 @@ def endless(path: Path) -> None:
 def test_nothing_waits_for_what_is_no_file(make: Callable[[Path], None], finished: Path, tmp_path: Path) -> None:
     names = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     names |= {"failed.json", "recognised.jsonl", "phases.json", "launch.json", "request.json"}
-    most = {LOCK, "records.jsonl", "run.json", "ended.json", "trace.json", "checkpoints/cut.json", "model.safetensors"}
+    most = {
+        LOCK,
+        "records.jsonl",
+        "run.json",
+        "ended.json",
+        "trace.json",
+        "checkpoints/began.json",
+        "model.safetensors",
+    }
     for name in sorted(names if make is fifo else most):
         out = tmp_path / name / "run"
         drawn = "" if (make, name) == (fifo, "records.jsonl") else "report"  # takes a second
@@ -215,14 +222,9 @@ def test_temporary_files_replace_links_under_their_names(tmp_path: Path) -> None
     target = tmp_path / "target"
     target.write_bytes(b"mine")
     (tmp_path / "out").mkdir()
-    beside = tmp_path / "out" / f".failed.json.{os.getpid()}"
+    beside = name_beside(tmp_path / "out" / "failed.json")
     beside.symlink_to(target)
     write_reason(tmp_path / "out", "because")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("murmur.engine.checkpoints.checkpoint.name_beside", lambda _: beside)
-        beside.symlink_to(target)
-        write_whole(tmp_path / "out" / "a", b"new")
-    assert (tmp_path / "out" / "a").read_bytes() == b"new"
     assert target.read_bytes() == b"mine"
 
 

@@ -10,10 +10,8 @@ import pytest
 from murmur.core.errors import SettingError
 from murmur.engine import task
 from murmur.run.folder import contents
-from murmur.run.folder.contents import holds_work, remove_run
-from murmur.run.folder.lock import LOCK
-from murmur.run.folder.opened import LATEST, opened
-from murmur.run.folder.state import Ending, read_ending, state_of
+from murmur.run.folder.contents import LATEST, holds_work, opened, remove_run
+from murmur.run.folder.lock import LOCK, Ending, read_ending, state_of
 
 FACTS = {"experiment": {"strategy": {"type": "murmur.strategies.kavg.KAVG", "K": 4}}, "learners": 2, "source": "toy"}
 
@@ -25,7 +23,7 @@ def leave_run(folder: Path) -> None:
         (folder / "run.json").write_text(json.dumps({**FACTS, "started": "2026-01-02T03:04:05+00:00"}))
         for name in ("records.jsonl", "model.json", "model.safetensors", "score.json", "trace-until-3.json"):
             (folder / name).write_text("{}\n")
-        kept = ("0000000003/learner-0.json", "marks/0000000003.json", "cut.json", "began.json", "outputs.json")
+        kept = ("0000000003/learner-0.json", "marks/0000000003.json", "began.json")
         reports = ("errors/network-test.txt", "decoded/errors/network-dev.txt")
         for name in (*(f"checkpoints/{file}" for file in kept), *reports):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +116,7 @@ def test_to_resume_nothing_begins_anew(tmp_path: Path, monkeypatch: pytest.Monke
         pass
 
 
-def test_a_folder_named_latest_of_an_earlier_version_stays(
+def test_a_folder_named_latest_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -126,7 +124,7 @@ def test_a_folder_named_latest_of_an_earlier_version_stays(
     Path("runs/old").rename(LATEST)
     with opened(LATEST, "toy", resume=False, force=False) as run:
         run.begin()
-    assert "of an earlier version, not a link" in caplog.text
+    assert "is a folder, not a link" in caplog.text
     assert (LATEST / "score.json").is_file()
     assert not (run.out / "score.json").exists()
     with opened(LATEST, "toy", resume=True, force=False) as run:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import murmur.strategies
-from grids import thinned
 from murmur.core.facts import Planned
 from murmur.core.learner import Strategy
 from murmur.core.mixing import exponential, pairwise, random_pairs, randomized_ring, ring
@@ -32,7 +31,8 @@ from murmur.strategies import (
 )
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.presets import preset
-from named import named
+from tests.support.grids import thinned
+from tests.support.named import named
 
 SLOW = Link(50e-6, 0.125e9)
 EVEN = Cluster(8, ConstantSeconds(0.07), Link(50e-6, 1.25e9), message_bytes=16e6)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
 
-from grids import thinned
-from murmur.core.facts import Planner
+from murmur.core.facts import Form, Planner
 from murmur.core.learner import Learner, Strategy
 from murmur.core.mixing import randomized_ring, ring
 from murmur.simulation.planner.forms import form_of
@@ -35,10 +34,11 @@ from murmur.strategies import (
     SuperLearners,
     SyncSGD,
 )
-from murmur.strategies.averaging_rules import Jobs
+from murmur.strategies.parameter_averaging import Jobs
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.presets import preset
-from named import named
+from tests.support.grids import thinned
+from tests.support.named import named
 
 FAST = Link(50e-6, 12.5e9)
 SLOW = Link(50e-6, 0.5e9)
@@ -212,7 +212,7 @@ class EveryThird:
                 me.descend(g)
             me.weights.set_(await me.group.mean(me.weights.snapshot(), weight=me.fresh_samples))
 
-    def planned(self, planner: Planner) -> Any:
+    def planned(self, planner: Planner) -> Form:
         return planner.every(3, vectors=4)
 
 

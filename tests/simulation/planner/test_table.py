@@ -1,3 +1,5 @@
+"""The table of a plan: its figures against the simulator, its texts, and published figures beside it."""
+
 from __future__ import annotations
 
 import math
@@ -9,17 +11,17 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
+from murmur.engine.experiment import Published
 from murmur.recipes import toy
 from murmur.simulation.account import of_timing
-from murmur.simulation.planner.figure import draw_scaling
-from murmur.simulation.planner.measure import measure_machine
-from murmur.simulation.planner.table import ranked, row_of, scaled, shown
+from murmur.simulation.plan import measure_machine
+from murmur.simulation.planner.setting import Work, step_seconds
+from murmur.simulation.planner.table import Prediction, agrees, compared, draw_scaling, ranked, row_of, scaled, shown
 from murmur.simulation.planner.timing import time_strategy
-from murmur.simulation.planner.work import Work, step_seconds
 from murmur.strategies import ADPSGD, KAVG, SuperLearners, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
 from murmur.worlds.virtual.presets import PRESETS, preset
-from named import named
+from tests.support.named import named
 
 WORK = Work(corpus_hours=100, frames_per_minibatch=3600, model_bytes=1e6)
 CLUSTER = Cluster(4, ConstantSeconds(0.36), Link(0.0, 1e9), message_bytes=1e6)
@@ -152,3 +154,31 @@ def test_mistakes_are_told(words: tuple[str, ...], message: str) -> None:
     code, said = run(*words)
     assert code == 1
     assert message in said
+
+
+PAPER = Published("A and B 2020", hours={8: 2.0}, speed_ups={8: 4.0, 16: 6.0}, note="on some machines")
+
+
+def test_a_factor_of_a_quarter_either_way_agrees() -> None:
+    assert agrees(2.5, 2.0)
+    assert agrees(1.6, 2.0)
+    assert not agrees(2.51, 2.0)
+    assert not agrees(1.59, 2.0)
+
+
+def test_figures_are_compared_for_their_number_of_learners() -> None:
+    found = compared(PAPER, [Prediction("X()", n, 1.0, 5.0) for n in (8, 16, 4)])
+    assert found == [
+        "X(), 8 learners: predicted 1 h, 5x; published 2 h, the prediction is 0.50 of it: differs; published 4x, the"
+        " prediction is 1.25 of it: agrees",
+        "X(), 16 learners: predicted 1 h, 5x; published 6x, the prediction is 0.83 of it: agrees",
+        "X(), 4 learners: predicted 1 h, 5x; no published hours or speed-up for this number of learners",
+        "A and B 2020: on some machines (agreement: within a factor of 1.25)",
+    ]
+
+
+def test_impossible_figures_are_refused() -> None:
+    for wrong in ({0: 1.0}, {4: 0.0}, {4: float("nan")}):
+        for field in ("hours", "speed_ups"):
+            with pytest.raises(ValueError, match=f"Published.{field} needs positive finite figures"):
+                Published("A", **{field: wrong})  # type: ignore[arg-type]

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Utterance
 from murmur.speech.corpus.kaldi_dir import read_data_dir
-from murmur.speech.corpus.lhotse_cuts import read_cuts, write_cuts
-from murmur.speech.corpus.sphere import read_header, unpack
+from murmur.speech.corpus.lhotse_cuts import read_cuts
+from murmur.speech.corpus.sound_file import sphere_header, unpack_sphere
 from murmur.speech.features.analysis import LogMel, analyse, features_of, read_audio, sample_rate_hz
-from sphere_files import RATE, from_mu_law, install_unpacker, mu_law, tone, write_sphere
+from tests.support.speech_files import write_cuts
+from tests.support.sphere_files import RATE, from_mu_law, install_unpacker, mu_law, tone, write_sphere
 
 LEFT, RIGHT = tone(500.0, 2.0), tone(1500.0, 2.0)
 SIDES = {"A": LEFT, "B": RIGHT}
@@ -63,7 +64,7 @@ def test_sphere_is_read_exactly(call: Path) -> None:
         read = read_audio(Audio(call, channel=channel), RATE)
         np.testing.assert_array_equal(read, from_mu_law(mu_law(samples)))
         same(read, samples)
-    header = read_header(call)
+    header = sphere_header(call)
     assert (header.channels, header.samples, header.rate_hz, header.coding) == (2, 16000, RATE, "ulaw")
     with pytest.raises(CorpusError, match=r"sw02001\.sph has no channel 3, it has 2"):
         read_audio(Audio(call, channel=2), RATE)
@@ -193,13 +194,13 @@ def test_shortened_samples_need_sph2pipe(tmp_path: Path, monkeypatch: pytest.Mon
         read_audio(Audio(packed, channel=0), RATE)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(CorpusError, match=r"a b\.sph: .*install-sph2pipe"):
-        unpack(packed, tmp_path / "a.wav")
+        unpack_sphere(packed, tmp_path / "a.wav")
     monkeypatch.setenv("PATH", str(install_unpacker(tmp_path / "bin")))
-    unpack(packed, tmp_path / "a.wav")
+    unpack_sphere(packed, tmp_path / "a.wav")
     np.testing.assert_array_equal(read_audio(Audio(tmp_path / "a.wav", channel=1), RATE), from_mu_law(mu_law(RIGHT)))
     (tmp_path / "bin" / "sph2pipe").write_text("#!/bin/sh\necho no such codec >&2\nexit 3\n")
     with pytest.raises(CorpusError, match="sph2pipe failed with status 3: no such codec"):
-        unpack(packed, tmp_path / "b.wav")
+        unpack_sphere(packed, tmp_path / "b.wav")
     assert not (tmp_path / "b.wav").exists()
 
 
@@ -215,4 +216,4 @@ def test_shortened_samples_need_sph2pipe(tmp_path: Path, monkeypatch: pytest.Mon
 def test_damaged_headers(content: bytes, what: str, tmp_path: Path) -> None:
     (tmp_path / "x.sph").write_bytes(content)
     with pytest.raises(CorpusError, match=what):
-        read_header(tmp_path / "x.sph")
+        sphere_header(tmp_path / "x.sph")

@@ -1,5 +1,7 @@
 """Corpora and Kaldi data directories: order, normal form, refusals, counts of losses."""
 
+from __future__ import annotations
+
 import unicodedata
 from pathlib import Path
 
@@ -10,15 +12,15 @@ import soundfile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses, left_out
 from murmur.speech.corpus.kaldi_dir import (
     read_alignments,
     read_data_dir,
-    read_table,
-    write_alignments,
+    read_scp,
     write_scp,
     write_table,
 )
+from tests.support.speech_files import write_alignments
 
 CORPORA = Path(__file__).resolve().parents[3] / "../shared/corpora"
 
@@ -142,7 +144,7 @@ def test_equal_identifiers_are_refused():
 def test_malformed_tables_are_refused(tmp_path, content, message):
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(CorpusError, match=message):
-        read_table(tmp_path / "t")
+        read_scp(tmp_path / "t")
 
 
 def test_one_percent_may_be_lost_and_no_more(tmp_path):
@@ -251,3 +253,19 @@ def test_damaged_or_double_alignments_are_refused(tmp_path):
 def test_real_data_directories(split, utterances, speakers):
     corpus = read_data_dir(CORPORA / split)
     assert (len(corpus), len(set(corpus.speakers.values())), corpus.problems) == (utterances, speakers, ())
+
+
+@pytest.mark.parametrize(
+    ("reasons", "of", "told"),
+    [
+        ([("a", "x")], None, "1 file is left out: a: x"),
+        ([("a", "x")], 9, "1 of 9 files is left out: a: x"),
+        ([("a", "x"), ("b", "x")], 2, "2 of 2 files are left out: a, b: x"),
+        ([("a", "x"), ("b", "y")], 2, "2 of 2 files are left out: a: x; b: y"),
+        ([(c, "x") for c in "abcde"], None, "5 files are left out: a, b, c and 2 more: x"),
+        ([("a", "x"), ("b", "x"), ("c", "y"), ("d", "x")], 8, "4 of 8 files are left out: a, b: x; c: y; and 1 more"),
+        ([("a", "x"), ("b", "x"), ("c", "x"), ("d", "y")], 8, "4 of 8 files are left out: a, b, c: x; and 1 more"),
+    ],
+)
+def test_left_out(reasons: list[tuple[str, str]], of: int | None, told: str) -> None:
+    assert left_out("file", reasons, of) == told

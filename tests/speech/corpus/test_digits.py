@@ -1,6 +1,5 @@
 """The embedded corpus: repeatable bytes, disjoint voices, the documented conditions."""
 
-import json
 import os
 
 import numpy as np
@@ -9,7 +8,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.corpus import digits, render
+from murmur.speech.corpus import digits, synth
 from murmur.speech.corpus import room_acoustics as room
 from murmur.speech.corpus.digits import ACCENTS, LEXICON, TEST_ACCENT, VARIANTS, WORDS, Digits, make_digits, plan
 from murmur.speech.corpus.kaldi_dir import read_data_dir
@@ -59,16 +58,13 @@ def test_the_corpus_is_a_kaldi_directory(made):
             assert 0.5 < info.duration < 6
     lexicon = [line.split() for line in (made / "lexicon.txt").read_text().splitlines()]
     assert {row[0] for row in lexicon} == set(LEXICON)
-    assert set(json.loads((made / "conditions.json").read_text())) == {
-        line.id for s in plan(SMALL).values() for line in s
-    }
 
 
 def test_the_bytes_repeat_whatever_the_number_of_processes(made, tmp_path, monkeypatch):
     again = make_digits(tmp_path, SMALL, processes=1)
     files = sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(again) for path in again.rglob("*") if path.is_file())
-    assert len(files) == 13 + 3 * 4 + 2
+    assert len(files) == 13 + 3 * 3 + 1
     assert all((made / file).read_bytes() == (again / file).read_bytes() for file in files)
     monkeypatch.setattr(digits, "render", None)  # existing files are found, not made
     assert make_digits(tmp_path, SMALL) == again
@@ -78,7 +74,7 @@ def test_a_failed_shard_says_why_and_leaves_no_corpus(tmp_path, monkeypatch):
     pytest.importorskip("espeakng_loader", reason="the extra synth is not installed")
     monkeypatch.setitem(VARIANTS, "train", ("nobody\0",))
     monkeypatch.setattr(digits, "ACCENTS", ("xx-nowhere",))
-    with pytest.raises(render.SynthesisError, match="no voice 'xx-nowhere"):
+    with pytest.raises(synth.SynthesisError, match="no voice 'xx-nowhere"):
         make_digits(tmp_path, SMALL)
     assert not (tmp_path / f"digits-{SMALL.digest()}").exists()
 
@@ -121,8 +117,6 @@ def test_reverberation_decays_by_sixty_decibels_in_rt60():
     energy_db = 10 * np.log10(np.add.reduceat(wet[100:8000] ** 2, np.arange(0, 7900, 500)))
     assert np.polyfit(np.arange(len(energy_db)) * 500 / 16000, energy_db, 1)[0] == pytest.approx(-120, abs=12)
     assert np.max(np.abs(room.at_level(wet, -6.0))) == pytest.approx(10 ** (-6 / 20), rel=1e-5)
-    with pytest.raises(ValueError, match="power"):
-        room.add_noise(np.zeros(4), np.ones(4), 10)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o007])
@@ -134,4 +128,4 @@ def test_the_folder_has_the_permissions_of_any_new_folder(umask, tmp_path, monke
     finally:
         os.umask(before)
     assert made.stat().st_mode & 0o777 == 0o777 & ~umask
-    assert [path.name for path in tmp_path.iterdir()] == [made.name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".{made.name}.lock", made.name]

@@ -16,9 +16,10 @@ import soundfile
 
 from murmur.speech.corpus.corpus import Audio, CorpusError
 from murmur.speech.corpus.mp3 import streams_in
-from murmur.speech.corpus.recordings import read_channels, read_recording, read_stream
-from murmur.speech.corpus.sound_file import open_sound
+from murmur.speech.corpus.recordings import read_channels, read_stream
+from murmur.speech.corpus.sound_file import Sound
 from murmur.speech.features.analysis import opened, read_audio
+from tests.support.speech_files import read_recording
 
 RATE = 16000
 ID3V2 = b"ID3\3\0\0\0\0\0\x14" + bytes(20)
@@ -115,7 +116,7 @@ def test_mp3_without_a_count_of_frames_is_read_to_its_end(tmp_path, rate, revers
     for head, tail in ((b"", b""), (ID3V2, b""), (ID3V2, ID3V1), (b"", APE + ID3V1)):
         path = tmp_path / "a.mp3"
         path.write_bytes(head + content + tail)
-        with open_sound(path) as sound:
+        with Sound(path) as sound:
             found = sound.read(0, sound.frames)[:, 0]
             assert len(found) == sound.frames == stream.frames * stream.frame_samples
         both = min(len(found), len(estimated))
@@ -246,7 +247,7 @@ def test_another_decoder_finds_the_same_samples(tmp_path, how, piped):
     path = tmp_path / name
     target = f"-f {'ogg' if name == 'x.oga' else path.suffix[1:]} - | cat > {path}" if piped else str(path)
     subprocess.run(f"ffmpeg -v error -i {tmp_path}/a.wav {' '.join(options)} {target}", shell=True, check=True)
-    with open_sound(path) as sound:
+    with Sound(path) as sound:
         found = sound.read(0, sound.frames)
     done = subprocess.run(["ffmpeg", "-v", "quiet", "-i", path, "-f", "f32le", "-"], capture_output=True, check=True)
     wanted = np.frombuffer(done.stdout, "<f4").reshape(-1, found.shape[1])

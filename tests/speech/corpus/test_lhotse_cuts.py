@@ -8,8 +8,9 @@ import pytest
 import soundfile
 
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Utterance
-from murmur.speech.corpus.lhotse_cuts import read_cuts, write_cuts
+from murmur.speech.corpus.lhotse_cuts import read_cuts
 from murmur.speech.features.analysis import read_audio
+from tests.support.speech_files import write_cuts
 
 
 @pytest.fixture
@@ -94,18 +95,6 @@ def test_a_recording_of_another_length_than_declared_is_named(tmp_path, declared
             continue
         with pytest.raises(CorpusError, match=rf"r\.wav has 1\.000 s, and its manifest declares {declared:.3f} s"):
             read_audio(utterance.audio, 16000)
-
-
-def test_lengths_of_cuts_are_those_that_are_decoded(tmp_path):
-    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 16000)
-    soundfile.write(tmp_path / "r.flac", noise, 16000)
-    (tmp_path / "r.flac").write_bytes(2 * (tmp_path / "r.flac").read_bytes())
-    corpus = Corpus((Utterance("a", "s", "YES", Audio(tmp_path / "r.flac")),))
-    write_cuts(corpus, tmp_path / "cuts.jsonl")
-    (cut,) = lhotse.CutSet.from_file(tmp_path / "cuts.jsonl")
-    assert (cut.duration, cut.recording.num_samples) == (2.0, 32000)
-    (again,) = read_cuts(tmp_path / "cuts.jsonl").utterances
-    assert len(read_audio(again.audio, 16000)) == 32000
 
 
 def test_the_declared_length_is_not_in_the_digest(corpus, tmp_path):

@@ -13,7 +13,7 @@ import soundfile
 
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.published.own import read_own
-from murmur.speech.corpus.published.reading import Read
+from murmur.speech.corpus.published.readers import Read
 
 
 def recordings(root: Path, names: Iterable[str]) -> Path:

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("kaldi_decoder", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from murmur.speech.ctc.graph import build_ctc_graph
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
+from murmur.speech.decoding.graph import build_ctc_graph
 from murmur.speech.decoding.recogniser import GraphSearch, UnitSpans
 from murmur.speech.language_model.grammar import loop_grammar, one_word_grammar
 from murmur.speech.lexicon.lexicon import make_lang

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from murmur.speech.ctc.criterion import Units, greedy
-from murmur.speech.ctc.words import spoken_words, units_between
+from murmur.speech.ctc import Units, greedy, spoken_words, units_between
 
 KINDS = {
     "char": (" ", "a", "b"),

@@ -4,7 +4,7 @@ import kaldialign
 import numpy as np
 import pytest
 
-from murmur.speech.decoding.bootstrap import compare, interval
+from murmur.report.error_rate import compare, interval
 from murmur.speech.decoding.wer import ErrorRate, score_utterances
 
 

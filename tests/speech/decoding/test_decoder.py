@@ -5,15 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from murmur.speech.ctc.graph import build_ctc_graph
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
-from murmur.speech.decoding.graph import GraphOptions, build_hclg
+from murmur.speech.decoding.graph import GraphOptions, build_ctc_graph, build_hclg
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import Leaf, Question, Tree, monophone_tree
-from murmur.speech.language_model.grammar import loop_grammar, ngram_grammar, one_word_grammar
+from murmur.speech.language_model.grammar import (
+    Acceptor,
+    Arc,
+    acceptor_grammar,
+    loop_grammar,
+    ngram_grammar,
+    one_word_grammar,
+)
 from murmur.speech.language_model.kneser_ney import KneserNey
 from murmur.speech.lexicon.lexicon import make_lang
-from search_oracle import GrammarOracle, HmmOracle, all_hypotheses, ctc_cost
+from tests.support.search_oracle import GrammarOracle, HmmOracle, all_hypotheses, ctc_cost
 
 # TWO and TOO sound alike, A begins AB, and B has two pronunciations.
 LEXICON = [("TWO", ("t",)), ("TOO", ("t",)), ("A", ("a",)), ("AB", ("a", "b")), ("B", ("b",)), ("B", ("t", "b"))]
@@ -216,7 +222,8 @@ def test_word_loop_weighs_words():
     transitions = make_transitions(lang, monophone_tree(lang))
     scores_TP = np.zeros((6, transitions.library.num_pdfs), np.float32)
     for probs, heard in (({"X": 0.9, "Y": 0.05}, "X"), ({"X": 0.05, "Y": 0.9}, "Y")):
-        graph = build_hclg(lang, transitions, loop_grammar(lang, probs))
+        loop = Acceptor(tuple(Arc(0, word, -math.log(p), 0) for word, p in probs.items()), {0: 0.0})
+        graph = build_hclg(lang, transitions, acceptor_grammar(lang, loop))
         found = [h for h in Decoder(graph, WIDE).nbest(scores_TP, 4) if len(h.words) == 1]
         assert found[0].words == (heard,)
         assert found[1].cost - found[0].cost == pytest.approx(math.log(0.9 / 0.05), abs=0.01)

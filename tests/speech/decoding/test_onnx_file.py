@@ -13,7 +13,6 @@ from murmur.speech.decoding.deployable import (
     FixedCmvn,
     JoinedInput,
     NoCmvn,
-    Readout,
     ScoreNetwork,
     StreamedChunks,
     UtteranceCmvn,
@@ -21,8 +20,7 @@ from murmur.speech.decoding.deployable import (
 )
 from murmur.speech.decoding.onnx_file import OPSET, ExportError, in_chunks, session, write_onnx
 from murmur.speech.features.analysis import deltas
-from murmur.speech.features.cmvn import normalise_all, statistics
-from murmur.speech.features.derivatives import all_with_derivatives
+from murmur.speech.features.cmvn import all_with_derivatives, normalise_all, statistics
 from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
 
 VALUES, OUTPUTS = 6, 5
@@ -53,7 +51,7 @@ def test_scores_are_those_of_each_utterance_alone(tmp_path, name):
     config = NETWORKS[name]
     network = network_of(config)
     prior, columns = torch.log(torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1])), np.array([4, 0, 0, 1, 2, 3, 3])
-    module = WholeUtterances(UtteranceCmvn(), network, ScoreNetwork(Readout(prior, columns, 0.3), OUTPUTS))
+    module = WholeUtterances(UtteranceCmvn(), network, ScoreNetwork(OUTPUTS, prior, columns, 0.3))
     path, worst = exported(tmp_path, module)
     assert worst <= 1e-4
     rng = np.random.default_rng(1)
@@ -84,7 +82,7 @@ def test_derivatives_and_ivectors_are_those_of_each_utterance_alone(tmp_path, na
     feats = {str(i): rng.normal(size=(n, VALUES)).astype(np.float32) for i, n in enumerate(lengths)}
     ivectors = rng.normal(size=(len(lengths), 4)).astype(np.float32) if given else np.tile(usual, (len(lengths), 1))
     joined = JoinedInput(UtteranceCmvn(), order, usual, columns)
-    module = WholeUtterances(joined, network, ScoreNetwork(Readout(), OUTPUTS), 4 if given else 0)
+    module = WholeUtterances(joined, network, ScoreNetwork(OUTPUTS), 4 if given else 0)
     path, worst = exported(tmp_path, module)
     assert worst <= 1e-4
     x = np.full((len(lengths), max(lengths), VALUES), 5.0, np.float32)
@@ -106,7 +104,7 @@ def test_fixed_statistics_of_derivatives(tmp_path):
     feats_TF = (rng.normal(size=(30, VALUES)) * 3 - 8).astype(np.float32)
     mean_C, deviation_C = statistics([deltas(feats_TF)])
     joined = JoinedInput(FixedCmvn(mean_C, deviation_C), 2, np.zeros(0), "all")
-    path, _ = exported(tmp_path, WholeUtterances(joined, network, ScoreNetwork(Readout(), OUTPUTS)))
+    path, _ = exported(tmp_path, WholeUtterances(joined, network, ScoreNetwork(OUTPUTS)))
     got, _ = session(path).run(None, {"x": feats_TF[None], "x_lens": np.array([30])})
     with torch.inference_mode():
         wanted = network(torch.from_numpy((deltas(feats_TF) - mean_C) / deviation_C)[None]).log_softmax(-1)
@@ -117,7 +115,7 @@ def test_a_stream_has_an_ivector_in_place_of_the_speakers(tmp_path):
     torch.manual_seed(3)
     network, feats_TF = Lstm(hidden=7, layers=2).build(VALUES + 2, OUTPUTS).eval(), np.ones((40, VALUES), np.float32)
     usual = np.array([0.5, -1.0], np.float32)
-    module = StreamedChunks(JoinedInput(NoCmvn(), 0, usual), network, ScoreNetwork(Readout(), OUTPUTS))
+    module = StreamedChunks(JoinedInput(NoCmvn(), 0, usual), network, ScoreNetwork(OUTPUTS))
     path, _ = exported(tmp_path, module)
     got = in_chunks(session(path), feats_TF[None], 8, module)[0]
     whole = np.concatenate([feats_TF, np.tile(usual, (40, 1))], axis=1)
@@ -125,9 +123,9 @@ def test_a_stream_has_an_ivector_in_place_of_the_speakers(tmp_path):
         alone = network(torch.from_numpy(whole)[None]).log_softmax(-1)[0].numpy()
     np.testing.assert_allclose(got, alone, atol=1e-4)
     with pytest.raises(ValueError, match="derivatives need future frames"):
-        StreamedChunks(JoinedInput(NoCmvn(), 1, usual), network, ScoreNetwork(Readout(), OUTPUTS))
+        StreamedChunks(JoinedInput(NoCmvn(), 1, usual), network, ScoreNetwork(OUTPUTS))
     with pytest.raises(ValueError, match="known only at its end"):
-        StreamedChunks(JoinedInput(UtteranceCmvn(), 0, usual), network, ScoreNetwork(Readout(), OUTPUTS))
+        StreamedChunks(JoinedInput(UtteranceCmvn(), 0, usual), network, ScoreNetwork(OUTPUTS))
 
 
 @pytest.mark.parametrize("name", ["lstm", "blstm with stacked frames"])
@@ -136,7 +134,7 @@ def test_fixed_statistics_and_none(tmp_path, name):
     feats_TF = (np.random.default_rng(2).normal(size=(50, VALUES)) * 3 - 8).astype(np.float32)
     mean_F, deviation_F = statistics([feats_TF])
     for cmvn, seen in ((FixedCmvn(mean_F, deviation_F), (feats_TF - mean_F) / deviation_F), (NoCmvn(), feats_TF)):
-        path, _ = exported(tmp_path, WholeUtterances(cmvn, network, ScoreNetwork(Readout(), OUTPUTS)))
+        path, _ = exported(tmp_path, WholeUtterances(cmvn, network, ScoreNetwork(OUTPUTS)))
         got, _ = session(path).run(None, {"x": feats_TF[None], "x_lens": np.array([50])})
         with torch.inference_mode():
             wanted = network(torch.from_numpy(seen.astype(np.float32))[None]).log_softmax(-1)
@@ -147,7 +145,7 @@ def test_fixed_statistics_and_none(tmp_path, name):
 def test_a_stream_in_chunks_equals_the_whole(tmp_path, stack, chunk):
     network = network_of(Lstm(hidden=7, layers=3, stack=stack, bottleneck=4))
     cmvn = FixedCmvn(np.full(VALUES, -8.0), np.full(VALUES, 3.0))
-    scores = ScoreNetwork(Readout(), OUTPUTS)
+    scores = ScoreNetwork(OUTPUTS)
     module = StreamedChunks(cmvn, network, scores)
     path, worst = exported(tmp_path, module)
     assert worst <= 1e-4
@@ -162,7 +160,7 @@ def test_a_stream_in_chunks_equals_the_whole(tmp_path, stack, chunk):
 def test_axes_opset_and_metadata(tmp_path, columns):
     import onnx
 
-    scores = ScoreNetwork(Readout(columns=columns), OUTPUTS)
+    scores = ScoreNetwork(OUTPUTS, columns=columns)
     path, _ = exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["tdnn"]), scores))
     model = onnx.load(str(path))
     assert [o.version for o in model.opset_import if o.domain == ""] == [OPSET]
@@ -176,28 +174,28 @@ def test_axes_opset_and_metadata(tmp_path, columns):
 def test_what_cannot_be_exported_is_refused_with_the_reason(tmp_path):
     projected = network_of(Lstm(hidden=7, layers=1, projection=3))
     with pytest.raises(ExportError, match="projection have no ONNX operator"):
-        exported(tmp_path, WholeUtterances(NoCmvn(), projected, ScoreNetwork(Readout(), OUTPUTS)))
+        exported(tmp_path, WholeUtterances(NoCmvn(), projected, ScoreNetwork(OUTPUTS)))
     refused = (("blstm with stacked frames", NoCmvn(), "one-directional"), ("lstm", UtteranceCmvn(), "--cmvn global"))
     for name, cmvn, reason in refused:
         with pytest.raises(ValueError, match=reason):
-            StreamedChunks(cmvn, network_of(NETWORKS[name]), ScoreNetwork(Readout(), OUTPUTS))
+            StreamedChunks(cmvn, network_of(NETWORKS[name]), ScoreNetwork(OUTPUTS))
     with pytest.raises(ValueError, match="do not belong together"):
-        ScoreNetwork(Readout(columns=np.array([OUTPUTS])), OUTPUTS)
+        ScoreNetwork(OUTPUTS, columns=np.array([OUTPUTS]))
     with pytest.raises(ValueError, match="do not belong together"):
-        ScoreNetwork(Readout(log_prior=torch.zeros(3)), OUTPUTS)
+        ScoreNetwork(OUTPUTS, log_prior=torch.zeros(3))
     assert not list(tmp_path.iterdir())
 
 
 def test_an_export_that_computes_something_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("murmur.speech.decoding.onnx_file.TOLERANCE", -1.0)
     with pytest.raises(ExportError, match="from the network's, more than"):
-        exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["lstm"]), ScoreNetwork(Readout(), OUTPUTS)))
+        exported(tmp_path, WholeUtterances(NoCmvn(), network_of(NETWORKS["lstm"]), ScoreNetwork(OUTPUTS)))
 
 
 def test_scores_that_are_no_numbers_are_refused(tmp_path):
     network = network_of(NETWORKS["tdnn"])
     with torch.no_grad():
         next(network.parameters()).fill_(float("nan"))
-    module = WholeUtterances(NoCmvn(), network, ScoreNetwork(Readout(), OUTPUTS))
+    module = WholeUtterances(NoCmvn(), network, ScoreNetwork(OUTPUTS))
     with pytest.raises(ExportError, match="up to inf from the network's"):
         write_onnx(module, VALUES, {}, tmp_path / "model.onnx")

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.speech.ctc.graph import build_ctc_graph
-from murmur.speech.ctc.words import collapsed
+from murmur.speech.ctc import collapsed
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
-from murmur.speech.decoding.graph import DecodingGraph
-from murmur.speech.decoding.recogniser import GraphSearch, UnitSpans, spans_of
+from murmur.speech.decoding.graph import DecodingGraph, build_ctc_graph, build_hclg
+from murmur.speech.decoding.recogniser import GraphSearch, PhoneSpans, UnitSpans, spans_of
 from murmur.speech.decoding.word_moving import move_words
+from murmur.speech.hmm.transitions import make_transitions
+from murmur.speech.hmm.tree import monophone_tree
 from murmur.speech.language_model.grammar import loop_grammar
 from murmur.speech.lexicon.lexicon import make_lang
 
@@ -67,3 +68,54 @@ def test_a_word_has_the_frames_that_spell_it_wherever_the_graph_says_it(searches
         told.append([word.word for word in heard])
     if told[0] == told[1]:  # either of two homophones may be the result
         assert found[0] == found[1]
+
+
+# AB could also be A and B, and A has a variant that begins with all of AB.
+LEXICON = [("A", ("a",)), ("A", ("a", "b", "b")), ("B", ("b",)), ("AB", ("a", "b"))]
+
+
+@pytest.fixture(scope="module")
+def parts():
+    lang = make_lang(LEXICON)
+    transitions = make_transitions(lang, monophone_tree(lang))
+    return lang, transitions, build_hclg(lang, transitions, loop_grammar(lang))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_words_cover_their_pronunciations_and_only_pauses_are_left_over(parts, seed):
+    lang, transitions, graph = parts
+    decoder = Decoder(graph, DecodeOptions(acoustic_scale=1.0, beam=1000.0))
+    scores_TP = np.random.default_rng(seed).normal(size=(70, graph.num_columns)).astype(np.float32) * 5
+    found = decoder.decode(scores_TP)
+    spans = PhoneSpans.of(lang, transitions).of_words(found.words, found.labels)
+    phone_at = transitions.phone_of[found.labels]
+    spoken = np.zeros(70, dtype=bool)
+    starts = set(transitions.arcs.starts(found.labels).tolist())
+    for word, (first, end) in zip(found.words, spans, strict=True):
+        inside = slice(first, end)
+        assert not spoken[inside].any()
+        spoken[inside] = True
+        assert {first, end} <= starts | {70}
+        heard = [int(phone_at[t]) for t in sorted(starts) if first <= t < end]
+        assert (word, tuple(heard)) in {(p.word, p.phones) for p in lang.prons}
+    assert set(phone_at[~spoken].tolist()) <= {1}
+    assert all(a < b for (a, _), (b, _) in itertools.pairwise(spans))
+
+
+def test_the_last_word_reaches_to_the_last_phone(parts):
+    lang, transitions, graph = parts
+    roots = monophone_tree(lang).roots
+    scores_TP = np.full((36, graph.num_columns), -20, np.float32)
+    for t, (phone, state) in enumerate(itertools.product((2, 3, 3), range(3))):
+        scores_TP[4 * t : 4 * t + 4, roots[phone, state]] = 0
+    found = Decoder(graph, DecodeOptions(acoustic_scale=1.0)).decode(scores_TP)
+    spans = PhoneSpans.of(lang, transitions)
+    assert spans.of_words(["A"], found.labels) == [(0, 36)]
+    assert spans.of_words(["A", "B", "B"], found.labels) == [(0, 12), (12, 24), (24, 36)]
+
+
+def test_words_that_do_not_spell_the_path_are_refused(parts):
+    lang, transitions, graph = parts
+    found = Decoder(graph, DecodeOptions(acoustic_scale=1.0)).decode(np.zeros((30, graph.num_columns), np.float32))
+    with pytest.raises(ValueError, match="do not spell its phones"):
+        PhoneSpans.of(lang, transitions).of_words((*found.words, "B", "B", "B"), found.labels)

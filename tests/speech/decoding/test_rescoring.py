@@ -11,14 +11,13 @@ import torch
 
 pytest.importorskip("kaldifst", reason="the speech libraries are not installed (pip install murmur[speech])")
 
-from enumerated_lattices import Text
 from murmur.speech.decoding.decoder import Hypothesis
-from murmur.speech.decoding.nbest import best_word_paths
+from murmur.speech.decoding.lattice import best_word_paths
 from murmur.speech.decoding.rescoring import LstmScores, NgramScores, Scored, scored
 from murmur.speech.language_model.kneser_ney import KneserNey
 from murmur.speech.language_model.ngram import NgramModel
-from murmur.speech.language_model.word_lstm import LstmLanguageModel, WordLstm
-from murmur.speech.language_model.word_numbers import WordNumbers
+from murmur.speech.language_model.word_lstm import LstmLanguageModel, WordLstm, WordNumbers
+from tests.support.enumerated_lattices import Text
 
 WORDS = ("A", "B", "C")
 

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_words import unread_words
+from tests.support.graph_words import unread_words
 
 pytest.importorskip("kaldifst", reason="the speech libraries are not installed (pip install murmur[speech])")
 
 import kaldifst
 
-from murmur.speech.ctc.graph import build_ctc_graph
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
-from murmur.speech.decoding.graph import build_hclg
+from murmur.speech.decoding.graph import build_ctc_graph, build_hclg
 from murmur.speech.decoding.word_moving import move_words
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
@@ -113,8 +112,9 @@ def hclg():
 
 def loop():
     lang = make_lang(HOMOPHONES)
-    probs = {"TO": 0.3, "TOO": 0.2, "TUNA": 0.1, "A": 0.25, "AH": 0.15}  # homophones of equal cost would be ambiguous
-    return build_hclg(lang, make_transitions(lang, monophone_tree(lang)), loop_grammar(lang, probs))
+    texts = ["TO TO TO TO TO TO TOO TOO TOO", "A A A A A AH AH", "TUNA"]  # equal homophones would be ambiguous
+    unigrams = KneserNey(order=1).train(texts).model
+    return build_hclg(lang, make_transitions(lang, monophone_tree(lang)), ngram_grammar(lang, unigrams))
 
 
 def read_by_sherpa(fst, scores_TL):

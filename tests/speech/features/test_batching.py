@@ -1,5 +1,7 @@
 """Minibatches as functions of an integer: cover, repeatability, grouping; chunks with context."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.speech.features.augment import SpecAugment
-from murmur.speech.features.batching import UtteranceBatches, pad
+from murmur.speech.features.batching import Permutation, UtteranceBatches, pad
 from murmur.speech.features.chunks import IGNORED, ChunkTable, FramesInMemory
 
 lengths = st.lists(st.integers(1, 90), min_size=1, max_size=40)
@@ -147,17 +149,6 @@ def test_a_chunk_batch_is_augmented_by_its_number():
     assert (masked[0] == 0).any()
 
 
-def test_noise_has_the_deviation_that_was_asked_for_and_spares_the_masks():
-    quiet, rng = np.zeros((400, 40), np.float32), np.random.default_rng(0)
-    noisy = SpecAugment(noise=0.3, time_masks=0, bin_masks=0)(quiet, rng)
-    assert noisy.dtype == np.float32
-    assert noisy.std() == pytest.approx(0.3, rel=0.02)
-    assert abs(noisy.mean()) < 0.01
-    assert (quiet == 0).all()
-    masked = SpecAugment(noise=0.3, time_masks=1, time_frames=40, bin_masks=0)(quiet, np.random.default_rng(5))
-    assert 1 <= (masked == 0).all(1).sum() <= 40
-
-
 @given(st.integers(1, 60), st.integers(0, 2**20))
 @settings(deadline=None)
 def test_tempo_resamples_a_straight_line_to_a_straight_line(frames, seed):
@@ -174,3 +165,52 @@ def test_warp_stretches_the_bin_axis_about_its_low_end(bins, seed):
     warped = SpecAugment(warp=0.2, time_masks=0, bin_masks=0)(line, np.random.default_rng(seed))
     factor = 1 + np.random.default_rng(seed).uniform(-0.2, 0.2)
     np.testing.assert_allclose(warped, np.tile(np.minimum(np.arange(bins) * factor, bins - 1), (3, 1)), atol=1e-4)
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**63), st.integers(0, 2**31))
+@settings(max_examples=200, deadline=None)
+def test_every_value_stands_in_one_place(size, seed, epoch):
+    assert sorted(Permutation(size, (seed, epoch))(range(size)).tolist()) == list(range(size))
+
+
+@given(st.integers(2, 2**45), st.data())
+@settings(max_examples=50, deadline=None)
+def test_places_can_be_asked_one_by_one_in_any_order(size, data):
+    places = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
+    order = Permutation(size, (3, 1))
+    together = order(places)
+    assert [int(order([place])[0]) for place in places] == together.tolist()
+    assert together.max() < size
+    assert len(set(together.tolist())) == len(set(places))
+
+
+def test_names_tell_orders_apart_and_equal_names_give_the_same_numbers():
+    assert Permutation(10, (7, 0))(range(10)).tolist() == [5, 8, 3, 2, 1, 7, 4, 9, 0, 6]  # on every machine
+    orders = {tuple(Permutation(50, (seed, epoch))(range(50))) for seed in range(20) for epoch in range(20)}
+    assert len(orders) == 400
+
+
+def test_it_looks_like_a_draw():
+    """Chi-square of values by place, of successors, and the correlation of place and value."""
+    size, draws = 12, 6000
+    orders = np.stack([Permutation(size, (1, epoch))(range(size)) for epoch in range(draws)])
+    wanted = draws / size
+    stands = np.stack([np.bincount(orders[:, place], minlength=size) for place in range(size)])
+    assert ((stands - wanted) ** 2 / wanted).sum() < 121 + 5 * np.sqrt(2 * 121)
+    follows = np.bincount((orders[:, :-1] * size + orders[:, 1:]).ravel(), minlength=size * size)
+    pairs = follows.reshape(size, size)[~np.eye(size, dtype=bool)]
+    expected = draws * (size - 1) / (size * (size - 1))
+    assert ((pairs - expected) ** 2 / expected).sum() < 131 + 5 * np.sqrt(2 * 131)
+    long = Permutation(100_000, (5,))(range(100_000))
+    assert abs(np.corrcoef(np.arange(100_000), long)[0, 1]) < 0.015
+    assert abs(np.corrcoef(long[:-1], long[1:])[0, 1]) < 0.015
+
+
+def test_no_memory_however_long():
+    order = Permutation(10**12, (0, 0))
+    order(range(64))
+    tracemalloc.start()
+    order(range(64))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000

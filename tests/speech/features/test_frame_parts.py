@@ -10,12 +10,13 @@ import pytest
 from lhotse.shar import SharWriter
 
 from murmur.speech.corpus.corpus import CorpusError, Problem
-from murmur.speech.corpus.kaldi_dir import read_data_dir, write_alignments, write_table
+from murmur.speech.corpus.kaldi_dir import read_data_dir, write_table
 from murmur.speech.features import frame_parts
 from murmur.speech.features.analysis import Ready
 from murmur.speech.features.cmvn import normalise_all
 from murmur.speech.features.frame_parts import aligned_parts, is_shar, on_demand, read_targets, shar_parts
-from murmur.speech.features.frame_shards import make
+from murmur.speech.features.shards import make
+from tests.support.speech_files import write_alignments
 
 NAMES = [f"s{n % 2}-u{n}" for n in range(7)]
 RNG = np.random.default_rng(0)

@@ -1,6 +1,6 @@
 import pytest
 
-from drawn_corpus import Corpus, draw_corpus
+from tests.support.drawn_corpus import Corpus, draw_corpus
 
 
 @pytest.fixture(scope="session")

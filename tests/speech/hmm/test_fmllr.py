@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
 
-from murmur.speech.hmm import fmllr, mllt
+from murmur.speech.hmm import fmllr, lda_mllt
 from murmur.speech.hmm.fmllr import (
     FmllrStats,
     SingularSumsError,
-    adapt,
     best_row,
     estimate_fmllr,
     fmllr_stats,
@@ -13,6 +12,7 @@ from murmur.speech.hmm.fmllr import (
     identity,
 )
 from murmur.speech.hmm.mixtures import Mixtures
+from murmur.speech.hmm.model import adapt
 
 DIM, PDFS, FRAMES = 4, 5, 4000
 
@@ -120,9 +120,9 @@ def test_without_means_and_offset_it_is_the_mllt(monkeypatch):
     for sweeps in (1, 2, 20):
         monkeypatch.setattr(fmllr, "SWEEPS", sweeps)
         monkeypatch.setattr(fmllr, "SMALLEST_GAIN", 0.0)
-        monkeypatch.setattr(mllt, "SWEEPS", sweeps)
+        monkeypatch.setattr(lda_mllt, "SWEEPS", sweeps)
         found = fmllr.estimate_fmllr(FmllrStats(float(FRAMES), np.zeros((DIM, DIM + 1)), quadratic))
-        expected = mllt.estimate_mllt(mllt.MlltStats(float(FRAMES), scatter))
+        expected = lda_mllt.estimate_mllt(lda_mllt.MlltStats(float(FRAMES), scatter))
         np.testing.assert_allclose(found[:, :-1], expected, rtol=1e-10)
         assert np.array_equal(found[:, -1], np.zeros(DIM))
 

@@ -4,9 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.hmm.em import expect, maximise
-from murmur.speech.hmm.mixtures import Mixtures, one_gaussian_each
-from murmur.speech.hmm.split import allocate, split
+from murmur.speech.hmm.em_loop import allocate, split
+from murmur.speech.hmm.mixtures import Mixtures, expect, maximise, one_gaussian_each
 
 seeds = st.integers(0, 10_000)
 

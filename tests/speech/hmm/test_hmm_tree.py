@@ -6,12 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.hmm.grow import TreeConfig, best_split, grow_tree
-from murmur.speech.hmm.merge_leaves import merged
-from murmur.speech.hmm.questions import cluster_phones, derive_questions
+from murmur.speech.hmm.grow import (
+    TreeConfig,
+    TreeStats,
+    best_split,
+    cluster_phones,
+    derive_questions,
+    grow_tree,
+    log_likelihood,
+    merge_stats,
+    sum_by_key,
+)
 from murmur.speech.hmm.topology import make_topology, num_states
 from murmur.speech.hmm.tree import Leaf, Question, Tree, context_dependency, monophone_tree, tree_bytes
-from murmur.speech.hmm.tree_stats import TreeStats, log_likelihood, merge_stats, sum_by_key
 from murmur.speech.lexicon.lexicon import make_lang
 
 LANG = make_lang([("W", ("a", "b", "c"))])
@@ -180,51 +187,3 @@ def test_statistics_of_blocks_add_up(seed):
     assert np.array_equal(merged.counts, whole.counts)
     assert np.allclose(merged.first, whole.first)
     assert np.allclose(merged.second, whole.second)
-
-
-def brute_force_mergers(stats, leaves, roots, most_loss):
-    """Sets of leaves after the cheapest merger of two sets of one root, again and again, fitted from their sums."""
-
-    def fit(group):
-        rows = np.concatenate([leaves[leaf] for leaf in group])
-        return log_likelihood(*(part[rows].sum(0) for part in (stats.counts, stats.first, stats.second)))
-
-    groups = [(leaf,) for leaf in leaves]
-    while True:
-        pairs = [(a, b) for a, b in itertools.combinations(groups, 2) if roots[a[0]] == roots[b[0]]]
-        losses = [fit(a) + fit(b) - fit(a + b) for a, b in pairs]
-        if not losses or min(losses) >= most_loss:
-            return {frozenset(group) for group in groups}
-        a, b = pairs[int(np.argmin(losses))]
-        groups = [group for group in groups if group not in (a, b)] + [a + b]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10_000), st.floats(0.1, 200.0))
-def test_the_cheapest_leaves_of_a_root_are_merged_first(seed, most_loss):
-    random = np.random.default_rng(seed)
-    stats, _ = random_stats(random, contexts=80)
-    place = random.integers(0, 12, size=len(stats.counts))
-    leaves = {int(leaf): np.flatnonzero(place == leaf) for leaf in np.unique(place)}
-    roots = {leaf: leaf % 3 for leaf in leaves}
-    same = merged(stats, leaves, roots, most_loss)
-    groups = {frozenset(leaf for leaf in same if same[leaf] == first) for first in same.values()}
-    assert groups == brute_force_mergers(stats, leaves, roots, most_loss)
-    assert all(same[leaf] == min(group) for group in groups for leaf in group)
-
-
-def test_merged_leaves_share_a_pdf_and_lose_little():
-    stats, _ = random_stats(np.random.default_rng(7), contexts=200)
-    questions = derive_questions(LANG, stats)
-    whole = grow_tree(LANG, stats, questions, TreeConfig(60, 5, 0.0))
-    before = tree_likelihood(whole, stats)
-    assert grow_tree(LANG, stats, questions, TreeConfig(60, 5, 0.0, 1e-9)) == whole
-    sizes = []
-    for loss in (5.0, 20.0, 1e9):
-        tree = grow_tree(LANG, stats, questions, TreeConfig(60, 5, 0.0, loss))
-        sizes.append(tree.num_pdfs)
-        assert before - tree_likelihood(tree, stats) <= loss * (whole.num_pdfs - tree.num_pdfs)
-        library = context_dependency(tree)
-        for left, (phone, state), right in itertools.product(range(5), classes_of(LANG), range(5)):
-            assert library.compute([left, phone, right], state) == (True, tree.pdf([left, phone, right], state))
-    assert whole.num_pdfs > sizes[0] > sizes[1] > sizes[2] == len(classes_of(LANG))

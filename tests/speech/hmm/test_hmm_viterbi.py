@@ -8,14 +8,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.hmm.convert import Converter
+from murmur.speech.hmm.align import phone_times
 from murmur.speech.hmm.mixtures import one_gaussian_each
 from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.passes import flat_start_seed
-from murmur.speech.hmm.phone_times import phone_times
-from murmur.speech.hmm.transitions import make_transitions, reestimate
-from murmur.speech.hmm.tree import Leaf, Question, Tree, monophone_tree
-from murmur.speech.hmm.viterbi import (
+from murmur.speech.hmm.monophone import flat_start_seed
+from murmur.speech.hmm.passes import (
     AlignOptions,
     GraphCompiler,
     best_path,
@@ -23,6 +20,9 @@ from murmur.speech.hmm.viterbi import (
     gmm_scores,
     matrix_scores,
 )
+from murmur.speech.hmm.transitions import make_transitions, reestimate
+from murmur.speech.hmm.tree import Leaf, Question, Tree, monophone_tree
+from murmur.speech.hmm.triphone import converted
 from murmur.speech.lexicon.lexicon import make_lang
 
 LANG = make_lang([("A", ("a",)), ("A", ("b",)), ("C", ("c",))], silence_probability=0.3)
@@ -194,14 +194,14 @@ def test_converted_alignments_keep_phones_states_and_arcs(seed):
     flat = one_gaussian_each(np.zeros(1), np.ones(1), tree.num_pdfs)
     tri = HmmGmm(LANG, tree, make_transitions(LANG, tree).log_probs, flat)
     tids = equal_length_path(GraphCompiler(LANG, mono.transitions).compile("A C A"), 40, seed)
-    converted = Converter(mono, tri).convert(tids)
+    found = converted({"u": tids}, mono, tri)["u"]
     for name in ("phone_of", "state_of", "arc_of"):
-        assert np.array_equal(getattr(tri.transitions, name)[converted], getattr(mono.transitions, name)[tids])
+        assert np.array_equal(getattr(tri.transitions, name)[found], getattr(mono.transitions, name)[tids])
     times = phone_times(mono, tids)
     phones = [0, *(LANG.phones.index(t.phone) for t in times)]
     for left, t in zip(phones, times, strict=False):
         for frame in range(t.first_frame, t.first_frame + t.num_frames):
             state = int(mono.transitions.state_of[tids[frame]])
             window = (left, LANG.phones.index(t.phone), 0)
-            assert tri.transitions.pdf_of[converted[frame]] == tree.pdf(window, state)
-    assert np.array_equal(Converter(tri, mono).convert(converted), tids)
+            assert tri.transitions.pdf_of[found[frame]] == tree.pdf(window, state)
+    assert np.array_equal(converted({"u": found}, tri, mono)["u"], tids)

@@ -9,8 +9,8 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph import build_hclg
-from murmur.speech.hmm.lower_rate import lower_rate_stats, lower_rate_windows, pdfs_of
-from murmur.speech.hmm.states import HmmStates
+from murmur.speech.hmm.grow import lower_rate_stats, lower_rate_windows
+from murmur.speech.hmm.model import HmmStates
 from murmur.speech.hmm.storage import load_states, save_states
 from murmur.speech.hmm.topology import num_states, shortest_words
 from murmur.speech.hmm.transitions import make_transitions
@@ -54,8 +54,7 @@ def test_every_phone_has_two_states_and_lasts_a_frame(plain, chain):
     assert [sorted(leads[s].transitions) for s in (0, 1)] == [[(1, 0.5), (2, 0.5)], [(1, 0.5), (2, 0.5)]]
 
 
-def test_files_name_the_topology_and_those_of_before_have_none(plain, chain, tmp_path):
-    assert "topology" not in plain.to_json()
+def test_files_name_the_topology(plain, chain, tmp_path):
     assert Lang.from_json(chain.to_json()) == chain
     assert chain.with_lexicon(LEXICON).topology == "chain"
     tree = monophone_tree(chain)
@@ -102,7 +101,7 @@ def test_statistics_and_pdfs_are_sums_over_the_windows(plain, chain):
         np.testing.assert_allclose(second, np.square(own).sum(0), rtol=1e-5)
     assert stats.counts.sum() == sum(map(len, windows.values()))
     tree = monophone_tree(chain)
-    assert pdfs_of(tree, windows["a"]).tolist() == [tree.pdf((p,), c) for _, p, _, c in windows["a"].tolist()]
+    assert tree.pdfs_of(windows["a"]).tolist() == [tree.pdf((p,), c) for _, p, _, c in windows["a"].tolist()]
 
 
 def test_a_graph_of_the_topology_takes_one_frame_per_phone(chain):

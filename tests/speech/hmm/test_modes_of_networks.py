@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from murmur.speech.hmm.hybrid import frame_figures, log_likelihoods
-from murmur.speech.language_model.text_scores import token_log_probs
-from murmur.speech.language_model.word_lstm import WordLstm
-from murmur.tasks.acoustic_model import posteriors
+from murmur.speech.hmm.frame_classifier import frame_figures, log_likelihoods
+from murmur.speech.language_model.word_lstm import WordLstm, token_log_probs
+from murmur.speech.tasks.acoustic_model import posteriors
 
 FEATS = {"u": np.ones((5, 3), np.float32), "v": np.ones((4, 3), np.float32)}
 

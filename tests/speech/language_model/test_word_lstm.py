@@ -1,4 +1,4 @@
-"""LSTM language models against enumeration: probabilities sum to one, perplexity, padding, tied embeddings."""
+"""LSTM language models against enumeration: sums, perplexity, padding, tied embeddings; vocabularies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ import pytest
 import torch
 
 from murmur.speech.language_model import word_lstm
-from murmur.speech.language_model.text_scores import perplexity_of, token_log_probs
-from murmur.speech.language_model.word_lstm import LstmLanguageModel, WordLstm, padded
-from murmur.speech.language_model.word_numbers import WordNumbers
+from murmur.speech.language_model.word_lstm import (
+    LstmLanguageModel,
+    WordLstm,
+    WordNumbers,
+    padded,
+    perplexity_of,
+    token_log_probs,
+)
 
 SIZES = [WordLstm(4, 5, 1, 0.3, tied=True), WordLstm(4, 4, 2, 0.3, tied=True), WordLstm(3, 5, 2, 0.0, tied=False)]
 WORDS = WordNumbers(("</s>", "<unk>", "A", "B"))
@@ -68,16 +73,16 @@ def test_perplexity_is_that_of_histories_run_one_by_one(size: WordLstm) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_padding_changes_nothing(size: WordLstm) -> None:
     model = made(size)
-    alone = token_log_probs(model, TEXT.every(), at_once=1)
+    alone = token_log_probs(model, list(TEXT), at_once=1)
     for at_once in (2, 3, 64):
-        together = token_log_probs(model, TEXT.every(), at_once)
+        together = token_log_probs(model, list(TEXT), at_once)
         for one, other in zip(alone, together, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
     model.eval()
-    model.log_probs(padded(TEXT.every())).sum().backward()
+    model.log_probs(padded(list(TEXT))).sum().backward()
     batch = [weights.grad.clone() for weights in model.parameters() if weights.grad is not None]
     model.zero_grad()
-    for sentence in TEXT.every():
+    for sentence in list(TEXT):
         model.log_probs(padded([sentence])).sum().backward()
     for one, weights in zip(batch, model.parameters(), strict=True):
         torch.testing.assert_close(one, weights.grad, atol=1e-4, rtol=1e-4)
@@ -85,16 +90,16 @@ def test_padding_changes_nothing(size: WordLstm) -> None:
 
 def test_logits_without_gradients_are_made_for_few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = made(SIZES[0]), list[int]()
-    whole = token_log_probs(model, TEXT.every())
+    whole = token_log_probs(model, list(TEXT))
     plain = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: asked.append(hidden.shape[0]) or plain(hidden))
     monkeypatch.setattr(word_lstm, "LOGITS_AT_ONCE", 3 * len(WORDS))
-    for one, other in zip(whole, token_log_probs(model, TEXT.every()), strict=True):
+    for one, other in zip(whole, token_log_probs(model, list(TEXT)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
     assert max(asked) == 3
     assert sum(asked) == sum(TEXT.tokens)
     asked.clear()
-    model.log_probs(padded(TEXT.every()))
+    model.log_probs(padded(list(TEXT)))
     assert asked == [sum(TEXT.tokens)]
 
 
@@ -112,9 +117,9 @@ def test_tied_embeddings_are_one_matrix_with_both_gradients() -> None:
 
 def test_dropout_is_for_training_alone() -> None:
     model = made(SIZES[0])
-    batch = padded(TEXT.every())
+    batch = padded(list(TEXT))
     assert not torch.equal(model.log_probs(batch), model.log_probs(batch))
-    first, second = (token_log_probs(model, TEXT.every()) for _ in range(2))
+    first, second = (token_log_probs(model, list(TEXT)) for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
     assert model.training
 
@@ -129,3 +134,39 @@ def test_no_sentence_has_no_perplexity() -> None:
 def test_impossible_sizes_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="sizes must be at least 1"):
         WordLstm(**wrong)  # type: ignore[arg-type]
+
+
+COUNTED = ["B A A", "C A <unk> B", "", "cafe\u0301"]
+
+
+def test_frequent_words_come_first_behind_the_marks() -> None:
+    assert WordNumbers.frequent(COUNTED).words == ("</s>", "<unk>", "A", "B", "C", "café")
+    assert WordNumbers.frequent(COUNTED, most=1).words == ("</s>", "<unk>", "A")
+    assert WordNumbers.frequent(COUNTED, min_count=2).words == ("</s>", "<unk>", "A", "B")
+
+
+def test_texts_become_numbers_and_their_tokens_count_the_ends() -> None:
+    text = WordNumbers.frequent(COUNTED, min_count=2).numbered(COUNTED)
+    assert [text[n].tolist() for n in range(len(text))] == [[3, 2, 2], [1, 2, 1, 3], [], [1]]
+    assert text.tokens == (4, 5, 1, 2)
+    assert WordNumbers.frequent(COUNTED).numbered(["CAFÉ caf\u00e9"])[0].tolist() == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("A",), "begins with </s> and <unk>"),
+        (("</s>", "<unk>", "<s>"), "has no <s>"),
+        (("</s>", "<unk>", "A", "A"), "'A' more than once"),
+        (("</s>", "<unk>", "A B"), "'A B' is not one word"),
+        (("</s>", "<unk>", ""), "'' is not one word"),
+    ],
+)
+def test_wrong_vocabularies_are_refused(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        WordNumbers(words)
+
+
+def test_marks_inside_a_text_are_refused() -> None:
+    with pytest.raises(ValueError, match="the text holds </s>"):
+        WordNumbers.frequent(["A </s>"])

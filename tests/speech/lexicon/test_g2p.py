@@ -8,10 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.speech.lexicon.arpabet import ARPABET, PHONES, VOWELS
-from murmur.speech.lexicon.g2p import EspeakGuess, GraphemeGuess, PhoneError, PhoneMap, Phonemizer, Sound
+from murmur.speech.lexicon.g2p import (
+    ARPABET,
+    PHONES,
+    VOWELS,
+    EspeakGuess,
+    GraphemeGuess,
+    PhoneError,
+    PhoneMap,
+    Phonemizer,
+    Sound,
+    complete,
+    completed_base,
+    has_stress,
+    phone_set,
+)
 from murmur.speech.lexicon.lexicon import read_lexicon
-from murmur.speech.lexicon.pronounce import complete, completed_base, has_stress, phone_set
 from murmur.speech.lexicon.spelling import SILENT, UnspeakableError, check_word, graphemes, spell
 
 espeak = pytest.importorskip("espeakng_loader", reason="the extra synth is not installed")

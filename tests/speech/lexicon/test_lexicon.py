@@ -1,3 +1,8 @@
+"""Lexicons: labels, disambiguation, transducers, and the formats of dictionaries."""
+
+from __future__ import annotations
+
+import logging
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -8,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.speech.lexicon.lexicon import (
+    Entry,
     Lang,
+    listed_words,
     make_lang,
     read_lexicon,
     split_known,
@@ -62,7 +69,6 @@ def test_labels_follow_the_documented_layout():
     assert lang.disambig == [7, 8, 9, 10]
     assert [p.disambig for p in lang.prons] == [1, 2, 0, 0, 0]
     assert lang.word_of[4] == "TWO"
-    assert lang.phone_table()["#3"] == 10
 
 
 @given(entries_strategy)
@@ -76,7 +82,7 @@ def test_disambiguated_pronunciations_differ_and_none_begins_another(entries):
 
 @given(entries_strategy)
 def test_json_round_trip_is_exact(entries):
-    lang = make_lang(entries, unknown="<unk>", silence_probability=0.25)
+    lang = make_lang(entries, silence_probability=0.25)
     assert Lang.from_json(lang.to_json()) == lang
 
 
@@ -139,11 +145,10 @@ def test_bad_lexicon_lines_are_refused_with_their_place(tmp_path, line, match):
         read_lexicon(path)
 
 
-def test_unknown_words_are_named_counted_and_refused():
-    known = split_known(make_lang(TOY), {"u1": "TWO ON", "u2": "TWO FOUR FOUR", "u3": "FIVE", "u4": ""})
-    assert known.texts == {"u1": "TWO ON", "u4": ""}
-    assert known.refused == {"u2": ("FOUR", "FOUR"), "u3": ("FIVE",)}
-    assert list(known.unknown_counts.items()) == [("FOUR", 2), ("FIVE", 1)]
+def test_unknown_words_are_named_and_refused():
+    kept, refused = split_known(make_lang(TOY), {"u1": "TWO ON", "u2": "TWO FOUR FOUR", "u3": "FIVE", "u4": ""})
+    assert kept == {"u1": "TWO ON", "u4": ""}
+    assert refused == {"u2": ["FOUR", "FOUR"], "u3": ["FIVE"]}
     with pytest.raises(KeyError, match="FIVE"):
         make_lang(TOY).word_ids("TWO FIVE")
 
@@ -155,21 +160,14 @@ def test_reserved_symbols_are_not_words():
         make_lang([("<s>", ("x",))])
 
 
-def test_unknown_word_stands_in_and_sounds_like_noise():
-    lang = make_lang(TOY, unknown="<UNK>")
+def test_other_vocabulary_keeps_phone_labels():
+    lang = make_lang([*TOY, ("<UNK>", ("SPN",))])
     assert lang.phones[:3] == ("<eps>", "SIL", "SPN")
     assert lang.silence_ids == (1, 2)
-    assert lang.word_ids("TWO FOUR") == [lang.words["TWO"], lang.words["<UNK>"]]
-    assert split_known(lang, {"u": "FOUR"}).refused == {}
-    assert split_known(lang, {"u": "FOUR"}).unknown_counts == {"FOUR": 1}
-
-
-def test_other_vocabulary_keeps_phone_labels():
-    lang = make_lang(TOY, unknown="<UNK>")
     larger = lang.with_lexicon([("TON", ("T", "AA", "N")), ("NO", ("N", "UW"))])
     assert larger.phones == lang.phones
     assert larger.num_silence == 2
-    assert set(larger.words) >= {"TON", "NO", "<UNK>"}
+    assert set(larger.words) >= {"TON", "NO"}
     with pytest.raises(ValueError, match="Z"):
         lang.with_lexicon([("ZOO", ("Z", "UW"))])
 
@@ -225,3 +223,87 @@ def test_memory_grows_with_the_length_of_a_pronunciation_not_with_its_square(wor
     tracemalloc.stop()
     assert most < 50_000_000
     assert [p.disambig for p in lang.prons] == [1] * (words - 1) + [0]
+
+
+THE = [("the", ("DH", "AH")), ("lamp", ("L", "AE"))]
+
+
+def read(tmp_path: Path, text: str, phones: tuple[str, ...] = ()) -> list[Entry]:
+    (tmp_path / "lex").write_text(text, encoding="utf-8")
+    return read_lexicon(tmp_path / "lex", phones)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the 0.8 DH AH\nlamp 1.0 L AE\n",  # lexiconp.txt
+        "the\t0.8\tDH AH\nlamp\t1\tL AE\n",  # a probability of 1 as a whole number
+        "the 0.8 0.2 1.1 0.93 DH AH\nlamp 1 0.2 1 1e-05 L AE\n",  # lexiconp_silprob.txt, MFA
+        "the 0.99 0.2 1.1 0.93 DH AH\nlamp 0.5 L AE\n",  # MFA, with some probabilities alone
+        "the 0.8 DH AH\nlamp L AE\n",  # a probability where it is not 1
+        "the 0,8 DH AH\nlamp 1,0 L AE\n",
+        "the -0.22 DH AH\nlamp -1.5e+00 L AE\n",  # logarithms
+        "the [the] DH AH\nlamp [] L AE\n",  # HTK
+        "the [THE] 0.8 DH AH\nlamp [LAMP] 1.0 L AE\n",
+        "the @-0.22 [the] DH AH\nlamp @-1 {lamp} L AE\n",  # Julius
+        "the [the] @-0.22 DH AH\nlamp @-1 L AE\n",
+    ],
+)
+def test_figures_and_output_symbols_are_left_out_and_told(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read(tmp_path, text) == THE
+    (told,) = caplog.messages
+    assert f"{tmp_path / 'lex'}: output symbols and probabilities of " in told
+    assert " of 2 lines are not used, such as 'the " in told
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("deux d 2\neux 2\n9 9\n", [("deux", ("d", "2")), ("eux", ("2",)), ("9", ("9",))]),  # X-SAMPA
+        ("euro 2 R o\ndeux d 2\n", [("euro", ("2", "R", "o")), ("deux", ("d", "2"))]),
+        ("ma m a 1\nma m a 4 1\n", [("ma", ("m", "a", "1")), ("ma", ("m", "a", "4", "1"))]),  # tones
+        ("a 17 23\nb 4 99\n", [("a", ("17", "23")), ("b", ("4", "99"))]),  # units of clusters
+        ("[x] [y] [z]\n", [("[x]", ("[y]", "[z]"))]),  # phones in brackets
+        (";;; one\n# two\n## three\nA(2) a # four\n\n", [("A", ("a",))]),
+    ],
+)
+def test_phones_that_are_numbers_stay(
+    text: str, entries: list[Entry], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read(tmp_path, text) == entries
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("the 1 DH AH\nlamp L AE\n", "lex:1: is 1 in 'the 1 DH AH' a phone or a figure"),
+        ("the 1 DH AH\nlamp 1 L AE\n", "lex:1: is 1 in"),
+        ("lamp L AE\nthe 3 DH AH\n", "lex:2: is 3 in"),
+        ("the 0.8 DH AH\nlamp 1 L AE\nso S OW\n", "lex:2: is 1 in"),
+        ("the DH 0.8 AH\n", "lex:1: 'the' has the number 0.8 among its phones"),
+        ("so S OW\nthe DH AH 0.8\n", "lex:2: 'the' has the number 0.8"),
+        ("so S OW\nthe 0.8\n", "lex:2: 'the' has no phones"),
+        ('("the" nil (((dh ax) 0)))\n', "lex:1: a dictionary of Festival"),
+        ('MNCL\n( "the" n (dh ax))\n', "lex:2: a dictionary of Festival"),
+        ('<?xml version="1.0"?>\n', "lex:1: a dictionary of PLS"),
+        ("new york\tN UW\nold\tOW L D\n", "the word 'new york' holds a space"),
+    ],
+)
+def test_what_may_be_a_phone_or_a_figure_is_refused_with_its_line(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as refused:
+        read(tmp_path, text)
+    assert says in str(refused.value)
+
+
+def test_phones_of_the_system_settle_what_a_number_is(tmp_path: Path) -> None:
+    assert read(tmp_path, "euro 2 R o\n", ("2", "R", "o")) == [("euro", ("2", "R", "o"))]
+    with pytest.raises(ValueError, match="is 2 in 'euro 2 R o' a phone or a figure"):
+        read(tmp_path, "euro 2 R o\n")
+
+
+def test_words_of_a_list(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert listed_words(["the 0.8 DH", "# no", ";;; no", "A(2) a", "<s> 1", "## no"]) == ["the", "A"]

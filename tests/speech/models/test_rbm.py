@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from murmur.speech.models import Dnn
-from murmur.speech.models.rbm import Rbm, RbmStack
+from murmur.speech.models.dnn import Rbm, RbmStack
 
 V, H = 8, 6
 Units = Literal["bernoulli", "gaussian"]

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD
-from murmur.speech.models.semi_orthogonal import SemiOrthogonal, orthonormal_rows
-from named import named
+from murmur.speech.models.tdnn import SemiOrthogonal, orthonormal_rows
+from tests.support.named import named
 
 
 def drawn(rows, columns, condition, seed=0, dtype=torch.float64):

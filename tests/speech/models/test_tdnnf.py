@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
 from murmur.speech.models import Convolutions, TdnnF
-from murmur.speech.models.semi_orthogonal import orthonormal_rows
+from murmur.speech.models.tdnn import orthonormal_rows
 
 
 def test_a_factored_layer_is_its_equation():

@@ -17,7 +17,7 @@ from murmur.speech.scoring.word_network import (
     align,
     matches,
 )
-from nist import VOCABULARY, transcript
+from tests.support.nist import VOCABULARY, transcript
 
 
 def paths(network: WordNetwork, state: int = 0) -> Iterator[list[Arc]]:

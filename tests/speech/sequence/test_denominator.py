@@ -7,15 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from murmur.speech.hmm.states import HmmStates
+from murmur.speech.hmm.model import HmmStates
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
 from murmur.speech.lexicon.lexicon import make_lang
-from murmur.speech.sequence.denominator import Denominator
-from murmur.speech.sequence.phone_hmms import phone_hmms
-from murmur.speech.sequence.phone_ngrams import BEGIN, OUTSIDE, PhoneNgrams
+from murmur.speech.sequence.denominator import BEGIN, OUTSIDE, Denominator, PhoneNgrams, phone_hmms
 from murmur.speech.sequence.state_graph import Arcs, StateGraph
-from tiny_denominator import PDFS, SEQUENCES, denominator, dense, hmm_of
+from tests.support.tiny_denominator import PDFS, SEQUENCES, denominator, dense, hmm_of
 
 
 @pytest.mark.parametrize("order", [3, 4])

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from murmur.speech.sequence.criteria import smbr
-from murmur.speech.sequence.expected_accuracy import accuracies, expected_accuracy
-from tiny_denominator import PDFS, denominator, paths_of
+from murmur.speech.sequence.criteria import accuracies, expected_accuracy, smbr
+from tests.support.tiny_denominator import PDFS, denominator, paths_of
 
 GRAPH = denominator().graph
 REFERENCES = torch.tensor([[1, 2, 2, 3], [0, 0, 2, 4]])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.speech.sequence.phone_ngrams import BEGIN, OUTSIDE, PhoneModel, PhoneNgrams
+from murmur.speech.sequence.denominator import BEGIN, OUTSIDE, PhoneModel, PhoneNgrams
 
 SEQUENCES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=6)
 

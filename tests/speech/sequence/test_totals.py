@@ -11,11 +11,10 @@ import torch
 
 from murmur.speech.sequence import log_domain, probability_domain
 from murmur.speech.sequence.criteria import RANGE, mmi
-from murmur.speech.sequence.denominator import Denominator, PhoneHmm
+from murmur.speech.sequence.denominator import Denominator, PhoneHmm, PhoneNgrams
 from murmur.speech.sequence.numerators import NEVER, Aligned, NumeratorBuilder, Numerators
-from murmur.speech.sequence.phone_ngrams import PhoneNgrams
 from murmur.speech.sequence.state_graph import StateGraph
-from tiny_denominator import PDFS, denominator, dense, numerator_paths, path_sum, paths_of
+from tests.support.tiny_denominator import PDFS, denominator, dense, numerator_paths, path_sum, paths_of
 
 DEN = denominator()
 WORDS = ([1, 2, 2, 1], [0, 2, 4, 5, 7])  # phones and their first frames; 7 frames
@@ -252,7 +251,7 @@ def test_an_arc_that_the_graph_lacks_is_the_leak() -> None:
 
 
 def test_alignments_follow_the_length_of_the_audio() -> None:
-    from murmur.speech.hmm.hybrid import at_speed, fit_targets
+    from murmur.speech.features.chunks import at_speed, fit_targets
 
     aligned = Aligned.of(DEN, *WORDS)
     labels = np.repeat(np.arange(4), np.diff(aligned.starts))

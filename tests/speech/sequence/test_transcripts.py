@@ -12,17 +12,15 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 
 from dataclasses import replace
 
-from murmur.speech.hmm.states import HmmStates
+from murmur.speech.hmm.model import HmmStates
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
 from murmur.speech.lexicon.lexicon import SILENCE_ID, make_lang
 from murmur.speech.sequence import log_domain
 from murmur.speech.sequence.criteria import mmi
-from murmur.speech.sequence.denominator import Denominator
-from murmur.speech.sequence.phone_hmms import phone_hmms
-from murmur.speech.sequence.phone_ngrams import PhoneNgrams
+from murmur.speech.sequence.denominator import Denominator, PhoneNgrams, phone_hmms
 from murmur.speech.sequence.transcripts import PhoneGraph, TranscriptNumerator, drawn_phones, joined
-from tiny_denominator import dense
+from tests.support.tiny_denominator import dense
 
 # "U V" has the phones B B A twice: B + B A, and B B + A.
 LEXICON = [("U", ("B",)), ("U", ("B", "B")), ("V", ("B", "A")), ("V", ("A",)), ("W", ("A", "B"))]

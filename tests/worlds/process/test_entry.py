@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import HashStore
 
 from murmur.core.world import Seat
-from murmur.worlds.process.launch.environment import Place
+from murmur.worlds.process.environment import Place
 from murmur.worlds.process.world import ProcessWorld
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from watched_run import BORNE, Run, learners_of
+from tests.support.watched_run import BORNE, Run, learners_of
 
 pytestmark = pytest.mark.processes
 
@@ -32,6 +32,7 @@ def test_the_others_go_on_without_a_killed_learner(rank: int, tmp_path: Path) ->
     assert json.loads((run.out / "score.json").read_text())["test"]
 
 
+@pytest.mark.interpreter  # a forked learner is back before the others notice
 @pytest.mark.timeout(300)
 def test_a_killed_learner_comes_back(tmp_path: Path) -> None:
     run = Run(tmp_path, "--restarts", "1", "--set", "budget.epochs=2", *BORNE)

@@ -46,10 +46,10 @@ def stop_for(seconds: float, processes: list[int]) -> None:
 
 LEARNERS = """
 import os, subprocess, signal, sys, time
-from murmur.worlds.process.membership.client import StoreMembership
-from murmur.worlds.process.membership.failure_detector import FailureDetector
-from murmur.worlds.process.store.server import StoreClient, StoreServer
-from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.process.membership_client import StoreMembership
+from murmur.worlds.process.failure_detector import FailureDetector
+from murmur.worlds.process.store_server import StoreClient, StoreServer
+from murmur.worlds.process.listener import listen
 server = StoreServer(listen())
 members = [StoreMembership(lambda: StoreClient(*server.address), "group", rank, 2, 1.0) for rank in range(2)]
 detectors = [FailureDetector(member, str, None) for member in members]

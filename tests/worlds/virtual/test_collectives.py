@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from murmur.core.compression import COMPRESSIONS, CompressedGroup
-from murmur.core.overlapped_mean import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from murmur.core.mean_gradient import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
 from murmur.simulation.planner.timing import NoLayout, time_strategy
 from murmur.strategies import KAVG, Compressed
+from murmur.strategies.compressed import COMPRESSIONS, CompressedGroup
 from murmur.worlds.virtual.clock import Clock
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link
 from murmur.worlds.virtual.network import Network

@@ -19,8 +19,8 @@ from murmur.worlds.virtual.clock import Clock
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, RecordedSeconds, Stop
 from murmur.worlds.virtual.network import Network
 from murmur.worlds.virtual.world import VirtualWorld
-from tasks import Quadratic, fit
-from unscaled import Experiment
+from tests.support.tasks import Quadratic, fit
+from tests.support.unscaled import Experiment
 
 Message = tuple[float, int, int, int]  # sent at, source, to, bytes
 

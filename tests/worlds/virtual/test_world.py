@@ -1,18 +1,27 @@
+"""The virtual world: time, faults, and gradients that are computed in batches, at the weights of their start."""
+
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from murmur.core.flat import Layout
 from murmur.core.group import PeerLost
+from murmur.core.source import Gradient, PendingGradient
 from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING, Span
+from murmur.core.weights import Weights
 from murmur.core.world import Seat
 from murmur.worlds.virtual import clock as clocks
 from murmur.worlds.virtual.clock import Clock, Deadlock, Livelock
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin, Stop
 from murmur.worlds.virtual.network import Network
-from murmur.worlds.virtual.world import VirtualWorld
+from murmur.worlds.virtual.world import GradientExecutor, VirtualWorld
+from tests.support.averaging_only import Still
+from tests.support.tasks import Point
 
 
 async def averages(seat: Seat) -> float:
@@ -346,3 +355,36 @@ def test_a_broadcast_that_a_suspended_learner_begins_after_its_loss_goes_nowhere
     """The members are told of the loss once, and the vector does not arrive after it."""
     cluster = Cluster(learners=2, faults=(Stop(0, 0.1, 1.0),), lease_seconds=0.3)
     assert VirtualWorld(cluster).run(broadcast_after_a_pause) == ["lost", "lost"]
+
+
+def pending(n: int) -> tuple[PendingGradient, Weights, Layout]:
+    layout = Layout.trainable(Point(2))
+    weights = Weights(layout)
+    return PendingGradient(Still(layout, 10), n, weights, None), weights, layout
+
+
+def test_all_that_have_begun_are_computed_when_the_first_is_needed() -> None:
+    seen: list[list[tuple[int, float]]] = []
+    layouts: dict[int, Layout] = {}
+
+    def together(drawings: Sequence[PendingGradient]) -> list[Gradient]:
+        seen.append([(d.n, float(layouts[d.n].gather()[0])) for d in drawings])
+        return [Gradient(torch.tensor([float(d.n)]), [True], 1.0, 0.0) for d in drawings]
+
+    executor = GradientExecutor(together)
+    jobs, results = {}, {}
+    for n in range(4):
+        jobs[n], weights, layouts[n] = pending(n)
+        results[n] = executor.begin(jobs[n])
+        weights.add_(torch.full((2,), 10.0 + n, dtype=torch.float64))  # lands while the gradient is under way
+    assert executor.begin(lambda: "other work is done at once")() == "other work is done at once"
+    executor.forget(jobs[3])  # its learner was killed
+    assert not seen
+    assert float(results[1]().g) == 1.0
+    assert seen == [[(0, 0.0), (1, 0.0), (2, 0.0)]], "at the weights of the start"
+    assert float(layouts[0].gather()[0]) == 0.0, "the next step takes over what has landed"
+    executor.forget(jobs[1])
+    jobs[4], _, layouts[4] = pending(4)
+    executor.begin(jobs[4])
+    assert [float(results[n]().g) for n in (0, 2)] == [0.0, 2.0]
+    assert len(seen) == 1, "they were there already"

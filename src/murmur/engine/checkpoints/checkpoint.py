@@ -13,7 +13,8 @@ beside it names the tensors they are made of.
 from __future__ import annotations
 
 import json
-import os
+import logging
+import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,59 +29,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from murmur.core.errors import DamagedCheckpoint, SettingError, not_written
+from murmur.core.errors import DamagedCheckpoint, SettingError
 from murmur.core.flat import Layout
 from murmur.core.plain_files import UNREADABLE, read_plain
-from murmur.core.whole_files import name_beside
+from murmur.core.whole_files import sync_folder, write_whole
 
 KEEP = 2  # complete checkpoints: the newest, and one before it in case a file is damaged
 OWN_DIGEST = "facts_digest"
 PART = re.compile(r"learner-(0|[1-9][0-9]*)\.json")
 KEEPING = ("momentum", "amsgrad", "centered")  # options of torch's optimizers that add a vector to their state
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that after a crash, even of the host, either it or the old one is there in full.
-
-    Raises:
-        OSError: It cannot be written (a full disk, a read-only folder); the old file is unchanged.
-    """
-    beside = name_beside(path)
-    try:
-        _make_folder(path.parent)
-        beside.unlink(missing_ok=True)
-        with beside.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        with suppress(OSError):  # a folder without write access holds no such file
-            beside.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        raise not_written(path, len(data), error) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the entries of a folder to disk: a crash of the host may otherwise lose a new name."""
-    entries = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(entries)
-    finally:
-        os.close(entries)
-
-
-def _make_folder(folder: Path) -> None:
-    missing = [f for f in (folder, *folder.parents) if not f.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        sync_folder(made.parent)
+log = logging.getLogger(__name__)
+Shapes = list[tuple[str, list[int]]]
 
 
 def digest_of(data: bytes) -> str:
-    """Return a digest of thirty-two hexadecimal digits."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
@@ -91,16 +53,11 @@ def minibatches_of(name: str) -> int | None:
 
 
 def name_of(minibatches: int) -> str:
-    """Return the name of the checkpoint or mark after a number of minibatches."""
     return f"{minibatches:010d}"
 
 
 def write_pair(stem: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write `stem`.safetensors, then `stem`.json, which makes the pair valid.
-
-    Raises:
-        OSError: As for `write_whole`.
-    """
+    """Write `stem`.safetensors, then `stem`.json, which makes the pair valid."""
     raw = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     write_whole(stem.with_suffix(".safetensors"), raw)
     facts = {**facts, "digest": digest_of(raw), "bytes": len(raw)}
@@ -117,7 +74,7 @@ def read_facts(stem: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(read_plain(stem.with_suffix(".json")))
         size = stem.with_suffix(".safetensors").stat().st_size
-        right = facts.get(OWN_DIGEST, "") in ("", _digest_of_facts(facts))  # "": a pair of an older version
+        right = facts.get(OWN_DIGEST) == _digest_of_facts(facts)
     except (OSError, *UNREADABLE) as error:
         raise DamagedCheckpoint(f"{stem}: cannot be read: {error}") from error
     if not right:
@@ -147,13 +104,11 @@ def read_pair(stem: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _parts_in(folder: Path) -> set[int]:
-    """Learners with a part in the folder of a checkpoint; files of other names, such as copies, are none."""
     named = (PART.fullmatch(file.name) for file in folder.glob("learner-*.json"))
     return {int(found[1]) for found in named if found is not None}
 
 
 def _learners_of(facts: Mapping[str, Any], folder: Path) -> tuple[set[int], int]:
-    """Learners whose parts make up a checkpoint, and the number of learners."""
     named, world = facts.get("learners"), facts.get("world")
     if not isinstance(named, list) or not all(isinstance(r, int) for r in named):
         raise DamagedCheckpoint(f"{folder}: its learners are {named!r}, not their numbers")
@@ -167,17 +122,21 @@ def _digest_of_facts(facts: Mapping[str, Any]) -> str:
     return digest_of(json.dumps(known, sort_keys=True).encode())
 
 
-Shapes = list[tuple[str, list[int]]]
+def layouts_of(model: nn.Module) -> dict[str, Layout]:
+    found = {"weights": Layout.trainable(model), "buffers": Layout.buffers(model), "integers": Layout.integers(model)}
+    return {part: layout for part, layout in found.items() if layout.tensors or part != "integers"}
 
 
-def layout_of(model: nn.Module) -> dict[str, Shapes]:
+def shapes_of(model: nn.Module) -> dict[str, Shapes]:
     """Return names and shapes of the tensors in the vectors of a saved model, in order."""
     names = {id(t): name for name, t in [*model.named_parameters(), *model.named_buffers()]}
-    parts = {"weights": Layout.trainable(model), "buffers": Layout.buffers(model)}
-    integers = Layout.integers(model)
-    if integers.tensors:
-        parts["integers"] = integers
-    return {part: [(names[id(t)], list(t.shape)) for t in layout.tensors] for part, layout in parts.items()}
+    return {part: [(names[id(t)], list(t.shape)) for t in x.tensors] for part, x in layouts_of(model).items()}
+
+
+def set_vectors(model: nn.Module, vectors: Mapping[str, Tensor]) -> None:
+    for part, layout in layouts_of(model).items():
+        if layout.tensors:
+            layout.scatter(vectors[part].to(layout.device))
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -219,12 +178,7 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Ten
 
 @dataclass(frozen=True)
 class CheckpointPart:
-    """State from which one learner resumes.
-
-    Attributes:
-        tensors, facts: Its own, or those of the learner whose part it takes.
-        all_facts: Facts of all parts of the checkpoint, by learner.
-    """
+    """State from which one learner resumes, and the facts of all parts of the checkpoint, by learner."""
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
@@ -238,24 +192,16 @@ class Checkpoints:
         self.folder = folder
 
     def save(self, minibatches: int, learner: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Write one learner's part of the checkpoint after a number of minibatches.
-
-        Raises:
-            OSError: It cannot be written.
-        """
         facts = {**facts, "minibatches": minibatches}
         write_pair(self._at(minibatches) / f"learner-{learner}", tensors, facts)
 
     def marks(self) -> list[int]:
-        """Return the completed minibatches of all checkpoints, complete or not, newest first.
-
-        Other names, such as copies of a checkpoint, do not count.
-        """
+        """Return the completed minibatches of all checkpoints, newest first; copies with other names do not count."""
         named = (minibatches_of(folder.name) for folder in self.folder.glob("[0-9]*") if folder.is_dir())
         return sorted((done for done in named if done is not None), reverse=True)
 
     def facts(self) -> Iterator[dict[str, Any]]:
-        """Yield the facts of all parts that can be read, those of the newest checkpoint first."""
+        """Yield the facts of all parts that can be read, newest checkpoint first."""
         for done in self.marks():
             for learner in sorted(_parts_in(self._at(done))):
                 with suppress(DamagedCheckpoint):
@@ -264,11 +210,8 @@ class Checkpoints:
     def part(self, minibatches: int, learner: int) -> CheckpointPart:
         """Read a learner's part of one checkpoint: its own tensors, and the facts of all learners.
 
-        A member of a super-learner without a part takes that of its leader, the nearest learner before it; a learner
-        with a new number takes the part of an existing one.
-
-        Raises:
-            DamagedCheckpoint: The part of a learner of the checkpoint is not complete; names it.
+        A member of a super-learner without a part takes that of its leader, the nearest learner before it; one with a
+        new number takes the part of an existing one.
         """
         folder = self._at(minibatches)
         there = _parts_in(folder)
@@ -323,7 +266,6 @@ class Checkpoints:
                 whole += self._complete(done)
 
     def _complete(self, minibatches: int) -> bool:
-        """Return True if all parts have been written; tensors are not read."""
         folder = self._at(minibatches)
         there = _parts_in(folder)
         try:
@@ -337,3 +279,100 @@ class Checkpoints:
 
     def _at(self, minibatches: int) -> Path:
         return self.folder / name_of(minibatches)
+
+
+class BestCheckpoints:
+    """Consensus models at the `most` evaluation points of lowest held-out loss, in a folder.
+
+    The mean of the weights of several points of one run is Polyak and Juditsky, "Acceleration of stochastic
+    approximation by averaging" (1992), with the points chosen by held-out loss, as in speech recipes.
+    """
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self.folder, self.most = folder, most
+        self._left_out = set[Path]()  # damaged marks that a warning has named
+
+    def add(self, tensors: Mapping[str, Tensor], figures: Mapping[str, float], done: int) -> None:
+        """Keep the model after `done` minibatches if it is among the best; a loss of nan never is."""
+        loss = figures.get("loss", math.nan)
+        if self.most < 1 or not math.isfinite(loss):
+            return
+        stem = self._stem(done)
+        kept = self._losses()
+        if stem not in kept and len(kept) >= self.most and not loss < sorted(kept.values())[self.most - 1]:
+            return
+        write_pair(stem, tensors, {"minibatches": done, "figures": dict(figures)})
+        for worse in self.ranked()[self.most :]:
+            _delete(worse)
+
+    def ranked(self) -> list[Path]:
+        """Return the stems of the kept models, lowest held-out loss first; a damaged one is left out with a warning."""
+        losses = self._losses()
+        return sorted(losses, key=lambda stem: (losses[stem], stem.name))
+
+    def forget_after(self, done: int) -> None:
+        """Delete models beyond `done` minibatches, damaged or not: a resumed run makes them again."""
+        for minibatches, stem in self._stems():
+            if minibatches > done:
+                _delete(stem)
+
+    def mean(self, averaged: Tensor | None = None) -> tuple[dict[str, Tensor], list[int]] | None:
+        """Return the mean of the kept models, summed in float64, and the minibatches after which they were saved.
+
+        Buffers that are not `averaged`, and integers, are those of the last model. A damaged file is left out with a
+        warning, so that a finished run can still end. None: no complete model is kept.
+        """
+        models: dict[int, Mapping[str, Tensor]] = {}
+        for stem in sorted(self.ranked()):
+            try:
+                models[int(stem.name)] = read_pair(stem)[0]
+            except DamagedCheckpoint as error:
+                self._leave_out(stem, error)
+        return (_mean_of(list(models.values()), averaged), list(models)) if models else None
+
+    def _losses(self) -> dict[Path, float]:
+        losses = {}
+        for _, stem in self._stems():
+            try:
+                losses[stem] = _loss(stem)
+            except DamagedCheckpoint as error:
+                self._leave_out(stem, error)
+        return losses
+
+    def _stems(self) -> list[tuple[int, Path]]:
+        stems = [path.with_suffix("") for path in self.folder.glob("[0-9]*.json")]
+        named = [(minibatches_of(stem.name), stem) for stem in stems]
+        return [(minibatches, stem) for minibatches, stem in named if minibatches is not None]
+
+    def _leave_out(self, stem: Path, error: DamagedCheckpoint) -> None:
+        if stem not in self._left_out:  # marks are read at every evaluation
+            log.warning("left out of the averaged model: %s", error)
+        self._left_out.add(stem)
+
+    def _stem(self, done: int) -> Path:
+        return self.folder / name_of(done)
+
+
+def _mean_of(models: Sequence[Mapping[str, Tensor]], averaged: Tensor | None) -> dict[str, Tensor]:
+    *_, last = models
+    means = {
+        name: torch.stack([model[name].double() for model in models]).mean(0).to(tensor.dtype)
+        for name, tensor in last.items()
+        if name != "integers"
+    }
+    if averaged is not None and not averaged.all():
+        means["buffers"] = torch.where(averaged, means["buffers"], last["buffers"])
+    return {**last, **means}
+
+
+def _loss(stem: Path) -> float:
+    facts = read_facts(stem)
+    try:
+        return float(facts["figures"]["loss"])
+    except UNREADABLE as error:
+        raise DamagedCheckpoint(f"{stem.with_suffix('.json')}: names no held-out loss") from error
+
+
+def _delete(stem: Path) -> None:
+    for suffix in (".json", ".safetensors"):  # the JSON makes the pair valid: it is deleted first
+        stem.with_suffix(suffix).unlink(missing_ok=True)

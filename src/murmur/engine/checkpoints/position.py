@@ -1,7 +1,8 @@
-"""Position of a run without lock-step, combined from the claims that each learner knew when it saved its part.
+"""Position of a run in its minibatches, which a resumed launch goes on from; the pieces of a minibatch.
 
-An evaluation point is a number of assigned minibatches. Each learner saves at its first claim beyond the point, at a
-moment of its own. A minibatch before the point may therefore be in no weights yet, and one beyond it in some weights.
+An evaluation point is a number of assigned minibatches. Without lock-step each learner saves at its first claim beyond
+the point, at a moment of its own. A minibatch before the point may therefore be in no weights yet, and one beyond it in
+some weights. The position is combined from the claims that each learner knew when it saved its part:
 
     again    before the point, unfinished when a learner saved, and not in the weights that make up the model
     early    beyond the point, and in those weights
@@ -15,35 +16,36 @@ A launch that resumes there first repeats the minibatches of `again`, then compu
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
+from murmur.core.plain_files import making_sense, read_plain
+from murmur.core.whole_files import write_whole
+from murmur.engine.checkpoints.checkpoint import Checkpoints
+
+START = "began.json"
+MOST_PIECES = 1_000_000
 MOST_BEYOND = 10_000_000  # positions that can have begun before the slowest learner saved
 
 
 @dataclass(frozen=True)
 class Position:
-    """Position from which a launch resumes.
-
-    Attributes:
-        done: Number of minibatches already done.
-        moved: Minibatches at the positions from `done` on, as far as they differ from the positions themselves.
-    """
+    """Position from which a launch resumes: minibatches done, and those `moved` to the next positions."""
 
     done: int = 0
     moved: Mapping[int, int] = field(default_factory=dict)
 
     def described(self) -> dict[str, Any]:
-        """Return the value as JSON types."""
         return {"done": self.done, "moved": sorted(self.moved.items())}
 
     @classmethod
     def read(cls, described: Mapping[str, Any]) -> Position:
-        """Read the result of `described`."""
         (done,) = _positions([described["done"]])
         return cls(done, _moved(described["moved"]))
 
@@ -54,7 +56,8 @@ class Claims:
 
     Attributes:
         unfinished: Positions before the point that were claimed and, as far as it knew, not complete.
-        done: Positions that it completed itself, beyond the point or recently, if its weights are part of the model.
+        done: Positions that it completed itself, beyond the point or recently, if its weights are part of the model;
+            all of them where each learner has a share of its own, whose end it may reach long after the others.
         moved: `Position.moved` of its launch.
         completed_by: Number of learners that each complete a minibatch: 1, or the number of servers with a part each.
     """
@@ -65,24 +68,17 @@ class Claims:
     completed_by: int = 1
 
     def described(self) -> dict[str, Any]:
-        """Return the value as JSON types."""
         found = {"unfinished": sorted(self.unfinished), "done": sorted(self.done), "moved": sorted(self.moved.items())}
         return {**found, "completed_by": self.completed_by}
 
     @classmethod
     def read(cls, described: Mapping[str, Any]) -> Claims:
-        """Read the result of `described`, or of an earlier version of it, without `completed_by`."""
         moved = _moved(described["moved"])
         unfinished, done = (_positions(described[name]) for name in ("unfinished", "done"))
-        return cls(unfinished, done, moved, int(described.get("completed_by", 1)))
+        return cls(unfinished, done, moved, int(described["completed_by"]))
 
 
 def _positions(values: Iterable[Any]) -> list[int]:
-    """Check positions or minibatches that were read from a file.
-
-    Raises:
-        ValueError: One is no whole number, or below 0.
-    """
     found = list(values)
     odd = next((v for v in found if not isinstance(v, int) or isinstance(v, bool) or v < 0), None)
     if odd is not None:
@@ -132,14 +128,16 @@ class Log:
         self._doing = claim
 
     def finish(self) -> None:
-        """Record that the latest gradient has become a step."""
         self._done.extend(self._doing)
         self._doing = range(0)
 
     @property
     def doing(self) -> range:
-        """Claim in progress; empty if there is none."""
         return self._doing
+
+    @property
+    def done(self) -> list[int]:
+        return list(self._done)
 
     def save(self, mark: int) -> list[int]:
         """Return the steps to save in a checkpoint part at an evaluation point: those beyond it, and the latest ones.
@@ -153,3 +151,40 @@ class Log:
         self._saved[0] = len(self._done)
         early = [p for p in self._done[: self._since] if p >= mark]
         return [*early, *self._done[self._since :]]
+
+
+def write_start(out: Path, cut: int, outputs: str, position: Position) -> None:
+    """Write what a launch begins with, for learners that join late: pieces of minibatches, outputs, position."""
+    start = {"cut": cut, "outputs": outputs, "position": position.described()}
+    write_whole(out / "checkpoints" / START, json.dumps(start).encode())
+
+
+def read_start(out: Path) -> tuple[str, Position] | None:
+    path = out / "checkpoints" / START
+    if not path.exists():
+        return None
+    with making_sense(path, "start the run again with --resume, which writes it anew"):
+        start = json.loads(read_plain(path))
+        return str(start["outputs"]), Position.read(start["position"])
+
+
+def cut_of(out: Path) -> int | None:
+    """Return the number of pieces of each minibatch of the run in a folder; None if it has not begun.
+
+    A run keeps the number with which it began, as its minibatches are numbered by pieces. The newest part of a
+    checkpoint that can be read names it, else the start of the run.
+    """
+    named = (facts.get("cut") for facts in Checkpoints(out / "checkpoints").facts())
+    kept = next((cut for cut in named if _is_cut(cut)), None)
+    path = out / "checkpoints" / START
+    if kept is not None or not path.exists():
+        return kept
+    with making_sense(path, "move it away, and the run starts from the beginning"):
+        cut = json.loads(read_plain(path))["cut"]
+        if not _is_cut(cut):
+            raise ValueError(f"minibatches are cut in at least 1 piece, not {cut!r:.40}, and at most {MOST_PIECES}")
+        return int(cut)
+
+
+def _is_cut(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_PIECES

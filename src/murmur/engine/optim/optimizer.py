@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from murmur.accelerator.device import is_accelerator
 from murmur.core.torch_private import without_compiler
 from murmur.engine.optim.natural_gradient import FisherConfig, Preconditioning
 
@@ -87,7 +88,7 @@ class Adam:
 
     def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
         weights = _trainable(model)
-        fused = all(w.is_cuda for w in weights) or None  # one kernel a step; None: as PyTorch chooses
+        fused = all(is_accelerator(w.device) for w in weights) or None  # one kernel a step; None: as PyTorch chooses
         betas = (self.beta1, self.beta2)
         return PlainAdamW(weights, lr=self.lr, betas=betas, weight_decay=self.weight_decay, fused=fused)
 

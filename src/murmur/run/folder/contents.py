@@ -1,19 +1,34 @@
-"""Contents of a run's folder: its files, the work among them that must not be lost, and a one-line description."""
+"""A run's folder: its files, the work among them that must not be lost, and its opening for a launch."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.plain_files import UNREADABLE, read_plain, refuse_link
-from murmur.run.folder.lock import LOCK
-from murmur.run.folder.state import ENDED, FAILED, state_of
+from murmur.core.stop_signals import STOPPED_STATUS, Stopped
+from murmur.core.whole_files import UNFINISHED
+from murmur.run.folder.lock import (
+    ENDED,
+    FAILED,
+    LOCK,
+    PEER_LOST_STATUS,
+    Ending,
+    FolderLock,
+    state_of,
+    take_reason,
+    write_ending,
+)
 
 RUN, REQUEST, LAUNCH = "run.json", "request.json", "launch.json"
 RECOGNISER = "recogniser"  # everything besides the weights that recognition needs
@@ -32,7 +47,7 @@ PATTERNS = (
     "trace-until-*.json",
     f"{CHECKPOINT}/learner-*.*",
     "checkpoints/marks/[0-9]*.*",
-    *(f"checkpoints/{name}.json" for name in ("began", "cut", "outputs")),
+    "checkpoints/began.json",
     "decoded/*",
     *(f"decoded/{REPORTS}/*", f"{REPORTS}/*.txt"),
     f"{RECOGNISER}/graphs/graph-*/*",
@@ -45,6 +60,12 @@ FOLDERS = (
     DESCRIPTION,
 )
 WORK = ("score.json", "simulated.json", *(f"{name}.safetensors" for name in MODELS))
+log = logging.getLogger(__name__)
+LATEST = Path("runs/latest")  # a link to the newest run that was started without --out
+WAYS = (
+    "Continue it with --resume, keep it and give another --out, or replace it with --force (which removes the files of"
+    " that run and nothing else)"
+)
 
 
 def holds_work(folder: Path) -> bool:
@@ -58,11 +79,7 @@ def holds_work(folder: Path) -> bool:
 
 
 def refuse_work(folder: Path, ways: str) -> None:
-    """Refuse a folder that holds a run; `ways` names the alternatives.
-
-    Raises:
-        SettingError: the folder holds a run; describes it.
-    """
+    """Refuse a folder that holds a run, with a description of it; `ways` names the alternatives."""
     if holds_work(folder):
         raise SettingError(f"{folder} holds a run already: {told(folder)}. {ways}")
 
@@ -81,7 +98,6 @@ def told(folder: Path) -> str:
 
 
 def read_facts(folder: Path) -> Mapping[str, Any]:
-    """Read run.json; empty if there is none or it cannot be read."""
     try:
         found = json.loads(read_plain(folder / RUN))
     except (OSError, *UNREADABLE):
@@ -101,9 +117,6 @@ def refuse_links(folder: Path) -> None:
     """Check that no file or folder of a run is a symbolic link, through which a run would write elsewhere.
 
     The run's folder itself may be one, and so may other files in it.
-
-    Raises:
-        NotPlainFile: one is; names it.
     """
     patterns = (LOCK, *FILES, *PATTERNS, *FOLDERS)
     for place, folders, files in os.walk(folder):
@@ -128,19 +141,135 @@ def remove_run(folder: Path) -> None:
 
 
 def remove_unused(folder: Path, lock: str) -> None:
-    """Delete a new folder that contains nothing but the lock."""
     if {path.name for path in folder.iterdir()} <= {lock}:
         shutil.rmtree(folder)
 
 
 def _written(folder: Path) -> Iterator[Path]:
+    yield from folder.glob(f"{UNFINISHED}*")  # left by a killed process
     for name in FILES:
         yield folder / name
-        yield from folder.glob(f".{name}.[0-9]*")  # left unfinished by a killed process
     for pattern in PATTERNS:
         yield from (path for path in folder.glob(pattern) if path.is_file() and not _is_linked(path.parent, folder))
 
 
 def _is_linked(path: Path, folder: Path) -> bool:
-    """True if a path in a run's folder is a link, or lies behind one."""
     return any(place.is_symlink() for place in (path, *path.parents) if place != folder and folder in place.parents)
+
+
+@dataclass
+class OpenedRun:
+    """Folder of one launch, open for writing.
+
+    `out` is the folder itself, never the link; `latest` is the link to set to it once the run has begun.
+    """
+
+    out: Path
+    lock: FolderLock
+    resume: bool
+    latest: Path | None = None
+    begun: bool = field(default=False, init=False)
+
+    def begin(self) -> None:
+        """Remove the files of the previous run, unless it is continued, and set the link; all checks have passed."""
+        if self.resume:
+            for name in (ENDED, FAILED):
+                (self.out / name).unlink(missing_ok=True)
+        else:
+            remove_run(self.out)
+        self.begun = True
+        if self.latest is not None:
+            point(self.latest, self.out)
+
+    def end(self, status: int, why: str = "") -> int:
+        """Write the final record, if the run has begun; return the status.
+
+        Without a reason, a failure has that of the learner of this launch which failed last.
+        """
+        if self.begun:
+            told = take_reason(self.out)
+            failed = status not in (0, STOPPED_STATUS, PEER_LOST_STATUS)
+            write_ending(self.out, Ending.of(status, why or (told if failed else "")))
+        return status
+
+
+@contextmanager
+def opened(out: Path, name: str, resume: bool, force: bool, ways: str = WAYS) -> Iterator[OpenedRun]:
+    """Check and lock the folder of a run. `LATEST` is a new folder, or with `resume` the newest one.
+
+    `name` is that of the experiment, for a new folder; `ways` the alternatives to a folder that holds a run.
+
+    Raises:
+        SettingError: the folder holds a run, or a link in the place of a file of a run, or another process works in it.
+    """
+    if resume and force:
+        raise SettingError("--resume continues a run and --force removes it: give one of them")
+    fresh = out == LATEST and not (resume and (out.exists() or out.is_symlink()))
+    folder, made = (_new(out, name), True) if fresh else (_target(out), not out.exists())
+    if not resume and not force:
+        refuse_work(folder, ways)
+    refuse_links(folder)
+    lock = FolderLock.take(folder / LOCK)
+    run = OpenedRun(folder, lock, resume, LATEST if out == LATEST else None)
+    try:
+        if not resume and not force:
+            refuse_work(folder, ways)  # another run may have ended there before the lock was taken
+        yield run
+    except Stopped as stopped:
+        run.end(STOPPED_STATUS, f"stopped by {stopped.name}")
+        raise
+    except BaseException as error:
+        run.end(1, f"{type(error).__name__}: {error}".rstrip(": "))
+        raise
+    finally:
+        if not run.begun:
+            lock.restore()
+        if made and not run.begun:
+            remove_unused(folder, LOCK)
+        lock.close()
+
+
+def chosen_folder(out: Path, name: str, resume: bool) -> Path:
+    """Return the folder for `out`; `LATEST` makes a new folder and sets the link to it."""
+    if out != LATEST or (resume and (out.exists() or out.is_symlink())):
+        return _target(out)
+    folder = _new(out, name)
+    point(out, folder)
+    return folder
+
+
+def point(link: Path, folder: Path) -> None:
+    """Set a link to a folder; an existing file or folder in its place stays, with a warning."""
+    if link.exists() and not link.is_symlink():
+        log.warning("%s is a folder, not a link: it stays; this run is in %s", link, folder)
+        return
+    target = Path(os.path.relpath(folder, link.parent))
+    if link.is_symlink() and link.readlink() == target:
+        return
+    new = link.with_name(f".{link.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target, target_is_directory=True)
+    new.replace(link)
+
+
+def _target(out: Path) -> Path:
+    if not out.is_symlink():
+        return out
+    target = out.parent / out.readlink()
+    if not target.is_dir():
+        raise SettingError(f"{out} is a link to {target}, which is not a folder: name the run's folder with --out")
+    return target
+
+
+def _new(latest: Path, name: str) -> Path:
+    stem = f"{datetime.now().astimezone():%Y-%m-%d-%H%M%S}-{name}"
+    number = 1
+    while True:
+        folder = latest.with_name(stem if number == 1 else f"{stem}-{number}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder

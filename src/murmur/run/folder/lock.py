@@ -1,10 +1,12 @@
-"""A lock on a folder, held by all processes of a run until the last of them ends.
+"""A lock on a folder, held by all processes of a run until the last of them ends, and the state of the run.
 
 The lock is an advisory `flock` on the file `.lock`. The first process of a run takes it exclusively, which fails while
 any other process holds it. It writes its name into the file and then shares the lock: children inherit the open file,
 and learners that were started elsewhere join. The system releases the lock when the last of these processes ends, even
 by a kill. On NFS the lock holds between hosts if the server supports locks (a mount without `nolock` or `local_lock`).
 On a file system without locks, the run logs one warning and continues without a lock.
+
+The state follows from the lock and from ended.json, which tells the end of the last launch.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from typing import Literal, Self
 
 from murmur.core.errors import SettingError
 from murmur.core.plain_files import UNREADABLE, NotPlainFile, open_plain, read_plain
+from murmur.core.stop_signals import STOPPED_STATUS
+from murmur.core.whole_files import write_whole
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
@@ -35,6 +39,12 @@ PAUSE_SECONDS = 0.02
 MOST_BYTES = 1 << 20  # of a lock file, which names one process
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)
 Held = Literal["held", "free", "unknown"]
+ENDED = "ended.json"
+FAILED = "failed.json"  # reason of a learner's failure, until the launcher ends the run
+PEER_LOST_STATUS = 75  # as `murmur train --help` lists it
+How = Literal["finished", "stopped", "failed"]
+Name = Literal["running", "finished", "stopped", "failed", "killed", "unknown"]
+NAMES = ("finished", "stopped", "failed")
 
 
 @dataclass(frozen=True)
@@ -58,22 +68,12 @@ class FolderLock:
 
     @classmethod
     def take(cls, path: Path) -> Self:
-        """Take the lock for a new run.
-
-        Raises:
-            SettingError: another process holds the lock, and is named; or no regular file lies there.
-            OSError: the file cannot be made.
-        """
+        """Take the lock for a new run; the error of another holder names it."""
         return cls(path, *_attempts(path, _take))
 
     @classmethod
     def join(cls, path: Path) -> Self:
-        """Share the lock with the processes of a run that has begun.
-
-        Raises:
-            SettingError: another run is taking it.
-            OSError: the file cannot be made.
-        """
+        """Share the lock with the processes of a run that has begun."""
         return cls(path, *_attempts(path, _share))
 
     def restore(self) -> None:
@@ -91,11 +91,7 @@ class FolderLock:
 
 @contextmanager
 def locked(path: Path) -> Iterator[FolderLock]:
-    """Hold the lock of a file for a block.
-
-    Raises:
-        SettingError: another process holds the lock; names the process.
-    """
+    """Hold the lock of a file for a block; the error of another holder names its process."""
     lock = FolderLock.take(path)
     try:
         yield lock
@@ -182,7 +178,6 @@ def _share(descriptor: int) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """True if the locked file is still at its path; a run that never began removes its folder."""
     try:
         there = path.stat()
     except FileNotFoundError:
@@ -193,3 +188,83 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Final record of a launch: kind of ending, exit status, reason, and time in UTC."""
+
+    state: How
+    status: int
+    why: str
+    at: str
+
+    @classmethod
+    def of(cls, status: int, why: str = "") -> Ending:
+        states: dict[int, tuple[How, str]] = {
+            0: ("finished", "the run is complete"),
+            STOPPED_STATUS: ("stopped", "stopped on request, and saved"),
+            PEER_LOST_STATUS: ("failed", "a learner was lost"),
+        }
+        state, words = states.get(status, ("failed", f"ended with status {status}"))
+        return cls(state, status, why or words, datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+@dataclass(frozen=True)
+class RunState:
+    """State of a run, with the reason as text."""
+
+    name: Name
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why})" if self.why else self.name
+
+
+def state_of(folder: Path) -> RunState:
+    """Return the state of the run in a folder.
+
+    It is "unknown" for a run without a lock, and if its lock seems free but was taken on another host: the file system
+    may not share locks between hosts.
+    """
+    ending, lock = read_ending(folder), held(folder / LOCK)
+    if ending is not None and ending.state == "finished":
+        return RunState("finished")
+    if lock == "held":
+        return RunState("running")
+    if ending is not None:
+        return RunState(ending.state, f"{ending.why}, {ending.at}")
+    holder = holder_of(folder / LOCK)
+    if lock == "free" and (holder is None or holder.host == socket.gethostname()):
+        return RunState("killed", "no process works on it, and it has no final record")
+    return RunState("unknown")
+
+
+def read_ending(folder: Path) -> Ending | None:
+    try:
+        found = json.loads(read_plain(folder / ENDED))
+        state = found["state"]
+        if state not in NAMES:
+            return None
+        return Ending(state, int(found["status"]), str(found["why"]), str(found["at"]))
+    except (OSError, *UNREADABLE):
+        return None
+
+
+def write_reason(folder: Path, why: str) -> None:
+    """Write why a learner of a launcher has failed; the launcher reads it when it ends the run."""
+    write_whole(folder / FAILED, json.dumps({"why": why}).encode())
+
+
+def take_reason(folder: Path) -> str:
+    """Return the reason that a learner has written last, and delete it; "" if there is none or it cannot be read."""
+    try:
+        why = str(json.loads(read_plain(folder / FAILED))["why"])
+    except (OSError, *UNREADABLE):
+        why = ""
+    (folder / FAILED).unlink(missing_ok=True)
+    return why
+
+
+def write_ending(folder: Path, ending: Ending) -> None:
+    write_whole(folder / ENDED, json.dumps(asdict(ending), indent=1).encode())

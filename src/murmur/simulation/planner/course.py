@@ -6,8 +6,7 @@ seconds. It compares theory with the strategies' own code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -17,9 +16,8 @@ from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
 from murmur.core.source import Gradient
-from murmur.core.weights import Weights
 from murmur.core.world import Seat
-from murmur.simulation.planner.timing import Idle
+from murmur.simulation.planner.timing import Idle, NoWeights
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -29,7 +27,6 @@ class Landscape:
     """A function f(w), given by gradient and loss of its coordinates, with the starting point of the learners.
 
     Attributes:
-        gradient: grad f(w) of weights (..., P).
         loss: f(w) of weights (..., P), summed over coordinates.
         start: w_0, shape (P,), float64.
         noise: standard deviation of a gradient's noise in every coordinate; independent normal numbers.
@@ -71,12 +68,7 @@ class Even:
 
 @dataclass(frozen=True)
 class Walk:
-    """Plain SGD at a constant rate on a landscape.
-
-    Attributes:
-        rate: alpha.
-        seed: Seed of the noise; minibatch n of a seed has the same noise on every learner.
-    """
+    """Plain SGD at the rate alpha on a landscape; minibatch n of a seed has the same noise on every learner."""
 
     landscape: Landscape
     rate: float
@@ -104,8 +96,8 @@ class Course:
     staleness: list[int] = field(default_factory=list)
 
 
-class CourseRow(Weights):
-    """One learner's row of the matrix of all weights."""
+class CourseRow(NoWeights):
+    """One learner's row of the matrix of all weights; a gradient is computed at once, its seconds pass afterwards."""
 
     def __init__(self, row: Tensor) -> None:
         super().__init__(Layout([row]))
@@ -121,14 +113,6 @@ class CourseRow(Weights):
     def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
         self.version += 1
         self.row.add_(delta, alpha=alpha)
-
-    @contextmanager
-    def held(self) -> Iterator[int]:
-        yield self.version  # the gradient is computed immediately; its virtual seconds pass afterwards
-
-    def step(self, change: Callable[[], None]) -> None:
-        change()
-        self.version += 1
 
 
 class Slope(Idle):
@@ -172,7 +156,7 @@ class Slope(Idle):
 
 
 def follow(strategy: Strategy, cluster: Cluster, walk: Walk, minibatches: int) -> Course:
-    """Train all learners from the landscape's start, for `minibatches` of them together, and return their course."""
+    """Train all learners from the landscape's start, for `minibatches` of them together."""
     start = walk.landscape.start.to(torch.float64)
     course = Course(start.repeat(cluster.learners, 1))
 

@@ -28,15 +28,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-from murmur.core.facts import Facts, Planned
+from murmur.core.facts import Facts, Form, Planned
 from murmur.core.mixing import Mixing, Row, uniform
 from murmur.simulation.planner.rounds import SAMPLED, changes, edges_of, lock_step_seconds, rounds_of
 from murmur.simulation.planner.servers import apart, served, sharded
-from murmur.simulation.planner.setting import COMPUTE, NETWORK, STRAGGLER, ClusterSetting, Form, Times
+from murmur.simulation.planner.setting import COMPUTE, NETWORK, STRAGGLER, ClusterSetting, Times
 from murmur.worlds.virtual.cluster import Cluster
 
 JobsRamp = Callable[[float, int], int]  # (fraction of the budget, learners) -> learners that train
@@ -44,7 +43,7 @@ FRACTIONS = 200  # of the budget at which a ramp of learners is sampled
 FEWEST = 8  # rounds at least that sample a mixing with other edges in every round
 
 
-def form_of(strategy: Any, setting: ClusterSetting) -> Form:
+def form_of(strategy: object, setting: ClusterSetting) -> Form:
     """Return the form that a strategy declares by `planned`.
 
     Raises:
@@ -53,53 +52,7 @@ def form_of(strategy: Any, setting: ClusterSetting) -> Form:
     if not isinstance(strategy, Planned):
         name = getattr(strategy, "__name__", type(strategy).__name__)
         raise ValueError(f"{name} has no closed form (it declares no `planned`): simulate it instead")
-    form: Form = strategy.planned(ClosedForms(setting))
-    return form
-
-
-@dataclass(frozen=True)
-class ClosedForms:
-    """The closed forms on one setting, from which a strategy chooses; see `murmur.core.facts.Planner`."""
-
-    setting: ClusterSetting
-
-    @property
-    def samples(self) -> float:
-        if self.setting.samples is None:
-            raise ValueError("this strategy counts samples: the setting needs the samples of a minibatch")
-        return self.setting.samples
-
-    def synchronous(self, vectors: float) -> Form:
-        return _synchronous(vectors, self.setting)
-
-    def every(self, K: int, vectors: float, jobs: JobsRamp | None = None, sent: int = 1) -> Form:
-        cost = self.setting.allreduce(sent)
-        return _periodic(K, vectors, cost, self.setting) if jobs is None else _ramped(K, vectors, jobs, self.setting)
-
-    def delayed(self, mixing: Mixing, sent: int = 1) -> Form:
-        return _delayed(mixing, sent, self.setting)
-
-    def in_step(self, mixing: Mixing, every: int, sent: int = 1, sent_by_all: int = 1) -> Form:
-        return _in_step(mixing, every, (sent, sent_by_all), self.setting)
-
-    def streamed(self, K: int, fragments: int, tau: int, vectors: float) -> Form:
-        return _streamed(K, fragments, tau, vectors, self.setting)
-
-    def pairwise(self, mixing: Mixing, more_vectors: float = 0, sent: int = 1) -> Form:
-        form = _gossiping(mixing, sent, self.setting)
-        return replace(form, vectors=form.vectors + more_vectors)
-
-    def served(self, servers: int) -> Form:
-        return served(servers, self.setting)
-
-    def sharded(self, shards: int, exchanges: float) -> Form:
-        return sharded(shards, exchanges, self.setting)
-
-    def apart(self, servers: int, exchanges: float) -> Form:
-        return apart(servers, exchanges, self.setting)
-
-    def nodes(self, outer: object, size: int) -> Form:
-        return _nodes(outer, size, self.setting)
+    return strategy.planned(ClosedForms(setting))
 
 
 def _slowest(times: Times, K: int) -> float:
@@ -114,124 +67,176 @@ def _bound_by(waiting: float, communicating: float, own: float) -> str:
     return largest[1]
 
 
-def _synchronous(vectors: float, setting: ClusterSetting) -> Form:
-    """Form of synchronous SGD, whose sum runs behind the backward pass."""
-    step, count = float(setting.synchronous().mean()), setting.learners * setting.unit
-    slowest, own = _slowest(setting.times, 1), float(setting.times.mean(0).min())
-    lines = (
-        "seconds a minibatch = E (max_i t_i + C - min(C (1 - l / b), beta max_i t_i)) / L",
-        f"                    = ({slowest:.6g} + {step - slowest:.6g}) / {count} = {step / count:.6g}"
-        f"      (C {setting.allreduce():.6g})",
-    )
-    return Form(step / count, _bound_by(slowest - own, step - slowest, own), vectors, lines)
+@dataclass(frozen=True)
+class ClosedForms:
+    """The closed forms on one setting, from which a strategy chooses; see `murmur.core.facts.Planner`."""
 
+    setting: ClusterSetting
 
-def _periodic(K: int, vectors: float, cost: float, setting: ClusterSetting) -> Form:
-    """Form of K steps followed by a mean of all learners."""
-    slowest, count = _slowest(setting.times, K), setting.learners * setting.unit
-    own = float(setting.times.mean(0).min())
-    seconds = (slowest + cost / K) / count
-    lines = (
-        "seconds a minibatch = (E max_i sum of K t_i / K + C / K) / L",
-        f"                    = ({slowest:.6g} + {cost:.6g} / {K}) / {count} = {seconds:.6g}",
-    )
-    return Form(seconds, _bound_by(slowest - own, cost / K, own), vectors, lines)
+    @property
+    def samples(self) -> float:
+        if self.setting.samples is None:
+            raise ValueError("this strategy counts samples: the setting needs the samples of a minibatch")
+        return self.setting.samples
 
+    @property
+    def _own(self) -> float:
+        """Mean seconds of a gradient of the fastest learner."""
+        return float(self.setting.times.mean(0).min())
 
-def _ramped(K: int, vectors: float, jobs: JobsRamp, setting: ClusterSetting) -> Form:
-    """Form of K steps of J learners followed by a mean, with J from a ramp over the budget."""
-    cost, own = setting.allreduce(), float(setting.times.mean(0).min())
-    widths = [jobs((step + 0.5) / FRACTIONS, setting.learners) for step in range(FRACTIONS)]
-    slowest = {J: _slowest(setting.times[:, :J], K) for J in set(widths)}
-    each = [(slowest[J] + cost / K) / (J * setting.unit) for J in widths]
-    seconds, waiting = float(np.mean(each)), slowest[widths[-1]] - own
-    lines = (
-        "seconds a minibatch = mean over f of (E max_{i < J(f)} sum of K t_i / K + C / K) / J(f)",
-        f"                    = {seconds:.6g}      (J from {widths[0]} to {widths[-1]}, K {K}, C {cost:.6g})",
-    )
-    return Form(seconds, _bound_by(waiting, cost / K, own), vectors, lines)
+    def synchronous(self, vectors: float) -> Form:
+        step, count = float(self.setting.synchronous().mean()), self.setting.learners * self.setting.unit
+        slowest, own = _slowest(self.setting.times, 1), self._own
+        lines = (
+            "seconds a minibatch = E (max_i t_i + C - min(C (1 - l / b), beta max_i t_i)) / L",
+            f"                    = ({slowest:.6g} + {step - slowest:.6g}) / {count} = {step / count:.6g}"
+            f"      (C {self.setting.allreduce():.6g})",
+        )
+        return Form(step / count, _bound_by(slowest - own, step - slowest, own), vectors, lines)
 
+    def every(self, K: int, vectors: float, jobs: JobsRamp | None = None, sent: int = 1) -> Form:
+        return self._periodic(K, vectors, sent) if jobs is None else self._ramped(K, vectors, jobs)
 
-def _delayed(mixing: Mixing, sent: int, setting: ClusterSetting) -> Form:
-    if mixing is not uniform:
-        raise ValueError(f"DelayByOne(mixing={mixing.__name__}) has no closed form: simulate it instead")
-    cost, count = setting.allreduce(sent), setting.learners * setting.unit
-    done, steps = np.zeros(setting.learners), len(setting.times)
-    for row in setting.times:
-        done = np.maximum(done + row, done.max() + cost)
-    step = float(done.max()) / steps
-    own = float(setting.times.mean(0).min())
-    lines = (
-        "seconds a minibatch = (round of d_i <- max(d_i + t_i, max_j d_j + C)) / L;  equal constant t: max(t, C) / L",
-        f"                    = {step:.6g} / {count} = {step / count:.6g}      (mean t {own:.6g}, C {cost:.6g})",
-    )
-    binds = NETWORK if cost > step * 0.999 else _bound_by(step - own, 0.0, own)
-    return Form(step / count, binds, 3.0 + 2 * sent, lines)
+    def _periodic(self, K: int, vectors: float, sent: int) -> Form:
+        slowest, count = _slowest(self.setting.times, K), self.setting.learners * self.setting.unit
+        own = self._own
+        cost = self.setting.allreduce(sent)
+        seconds = (slowest + cost / K) / count
+        lines = (
+            "seconds a minibatch = (E max_i sum of K t_i / K + C / K) / L",
+            f"                    = ({slowest:.6g} + {cost:.6g} / {K}) / {count} = {seconds:.6g}",
+        )
+        return Form(seconds, _bound_by(slowest - own, cost / K, own), vectors, lines)
 
+    def _ramped(self, K: int, vectors: float, jobs: JobsRamp) -> Form:
+        cost, own = self.setting.allreduce(), self._own
+        widths = [jobs((step + 0.5) / FRACTIONS, self.setting.learners) for step in range(FRACTIONS)]
+        slowest = {J: _slowest(self.setting.times[:, :J], K) for J in set(widths)}
+        each = [(slowest[J] + cost / K) / (J * self.setting.unit) for J in widths]
+        seconds, waiting = float(np.mean(each)), slowest[widths[-1]] - own
+        lines = (
+            "seconds a minibatch = mean over f of (E max_{i < J(f)} sum of K t_i / K + C / K) / J(f)",
+            f"                    = {seconds:.6g}      (J from {widths[0]} to {widths[-1]}, K {K}, C {cost:.6g})",
+        )
+        return Form(seconds, _bound_by(waiting, cost / K, own), vectors, lines)
 
-def _streamed(K: int, fragments: int, tau: int, vectors: float, setting: ClusterSetting) -> Form:
-    """Form of means of fragments beside the next tau gradients; C_F: seconds of the mean of a fragment."""
-    cost, count = setting.allreduce(parts=fragments), setting.learners * setting.unit
-    begins = [K * p // fragments for p in range(fragments + 1)]
-    rows = np.concatenate([setting.times] * -(-4 * K // len(setting.times)))
-    rows = rows[: len(rows) // K * K]
-    done, waited = np.zeros(setting.learners), 0.0
-    for block in rows.reshape(-1, K, setting.learners):
-        for begin, end in pairwise(begins):
-            beside = done + block[begin : begin + tau].sum(0)
-            merged = np.maximum(beside, done.max() + cost)
-            waited += float((merged - np.maximum(beside, done.max())).mean())
-            done = merged + block[begin + tau : end].sum(0)
-    step, own, exposed = float(done.max()) / len(rows), float(setting.times.mean(0).min()), waited / len(rows)
-    lines = (
-        "seconds a minibatch = F / (K L) (round of d_i <- max(d_i + tau t_i, max_j d_j + C_F) + (K / F - tau) t_i)",
-        f"                    = {step:.6g} / {count} = {step / count:.6g}      (mean t {own:.6g}, C_F {cost:.6g})",
-    )
-    return Form(step / count, _bound_by(step - own - exposed, exposed, own), vectors, lines)
+    def delayed(self, mixing: Mixing, sent: int = 1) -> Form:
+        if mixing is not uniform:
+            raise ValueError(f"DelayByOne(mixing={mixing.__name__}) has no closed form: simulate it instead")
+        cost, count = self.setting.allreduce(sent), self.setting.learners * self.setting.unit
+        done, steps = np.zeros(self.setting.learners), len(self.setting.times)
+        for row in self.setting.times:
+            done = np.maximum(done + row, done.max() + cost)
+        step = float(done.max()) / steps
+        own = self._own
+        lines = (
+            "seconds a minibatch = (round of d_i <- max(d_i + t_i, max_j d_j + C)) / L;  equal constant t: max(t, C)"
+            " / L",
+            f"                    = {step:.6g} / {count} = {step / count:.6g}      (mean t {own:.6g}, C {cost:.6g})",
+        )
+        binds = NETWORK if cost > step * 0.999 else _bound_by(step - own, 0.0, own)
+        return Form(step / count, binds, 3.0 + 2 * sent, lines)
 
+    def in_step(self, mixing: Mixing, every: int, sent: int = 1, sent_by_all: int = 1) -> Form:
+        """s_ji: seconds of an exchange of neighbours that begin together."""
+        learners, cost = range(self.setting.learners), self.setting.allreduce(sent_by_all)
+        cluster = replace(self.setting.cluster, message_bytes=self.setting.size * sent)
+        drawn = max(FEWEST, SAMPLED // len(learners)) if changes(mixing, learners) else 1
+        rounds = [[mixing(k, learners, i) for i in learners] for k in range(drawn)]
+        if drawn > 1:
+            _check_cards(mixing, rounds, cluster)
+        edges, lags = [edges_of([rows]) for rows in rounds], [lock_step_seconds(cluster, rows) for rows in rounds]
+        steps = -(-max(len(self.setting.times), 4 * every) // every) * every
+        done, waited = np.zeros(len(learners)), 0.0
+        for k in range(steps):
+            begun = done + self.setting.times[k % len(self.setting.times)]
+            source, to = edges[k % drawn].T
+            done = begun.copy()
+            if (k + 1) % every == 0:
+                done[:] = begun.max() + cost
+                waited += cost
+            else:
+                np.maximum.at(done, to, begun[source] + lags[k % drawn])
+                waited += float(lags[k % drawn].max(initial=0.0))
+        step, own, count = float(done.max()) / steps, self._own, len(learners) * self.setting.unit
+        neighbours, moving = sum(map(len, edges)) / drawn / len(learners), min(waited / steps, step - own)
+        lines = (
+            "seconds a minibatch = (round of d_i <- max(d_i + t_i, max_j d_j + t_j + s_ji over the neighbours j)) / L,",
+            f"                      every H-th time max_j d_j + t_j + C = {step:.6g} / {count} = {step / count:.6g}"
+            f"      (H {every}, C {cost:.6g}, s at most {max(lag.max(initial=0.0) for lag in lags):.6g})",
+        )
+        vectors = 2 + max(2 * sent_by_all, (2 + neighbours) * sent)
+        return Form(step / count, _bound_by(step - own - moving, moving, own), vectors, lines)
 
-def _in_step(mixing: Mixing, every: int, sent: tuple[int, int], setting: ClusterSetting) -> Form:
-    """Form of steps after each of which learners wait for their neighbours', and for all after the last of `every`.
+    def streamed(self, K: int, fragments: int, tau: int, vectors: float) -> Form:
+        """C_F: seconds of the mean of a fragment."""
+        cost, count = self.setting.allreduce(parts=fragments), self.setting.learners * self.setting.unit
+        begins = [K * p // fragments for p in range(fragments + 1)]
+        rows = np.concatenate([self.setting.times] * -(-4 * K // len(self.setting.times)))
+        rows = rows[: len(rows) // K * K]
+        done, waited = np.zeros(self.setting.learners), 0.0
+        for block in rows.reshape(-1, K, self.setting.learners):
+            for begin, end in pairwise(begins):
+                beside = done + block[begin : begin + tau].sum(0)
+                merged = np.maximum(beside, done.max() + cost)
+                waited += float((merged - np.maximum(beside, done.max())).mean())
+                done = merged + block[begin + tau : end].sum(0)
+        step, own, exposed = float(done.max()) / len(rows), self._own, waited / len(rows)
+        lines = (
+            "seconds a minibatch = F / (K L) (round of d_i <- max(d_i + tau t_i, max_j d_j + C_F) + (K / F - tau) t_i)",
+            f"                    = {step:.6g} / {count} = {step / count:.6g}      (mean t {own:.6g}, C_F {cost:.6g})",
+        )
+        return Form(step / count, _bound_by(step - own - exposed, exposed, own), vectors, lines)
 
-    s_ji: seconds of an exchange of neighbours that begin together; sent: vectors to neighbours, and of a mean of all.
-    """
-    between, exact = sent
-    learners, cost = range(setting.learners), setting.allreduce(exact)
-    cluster = replace(setting.cluster, message_bytes=setting.size * between)
-    drawn = max(FEWEST, SAMPLED // len(learners)) if changes(mixing, learners) else 1
-    rounds = [[mixing(k, learners, i) for i in learners] for k in range(drawn)]
-    if drawn > 1:
-        _check_cards(mixing, rounds, cluster)
-    edges, lags = [edges_of([rows]) for rows in rounds], [lock_step_seconds(cluster, rows) for rows in rounds]
-    steps = -(-max(len(setting.times), 4 * every) // every) * every
-    done, waited = np.zeros(len(learners)), 0.0
-    for k in range(steps):
-        begun = done + setting.times[k % len(setting.times)]
-        source, to = edges[k % drawn].T
-        done = begun.copy()
-        if (k + 1) % every == 0:
-            done[:] = begun.max() + cost
-            waited += cost
-        else:
-            np.maximum.at(done, to, begun[source] + lags[k % drawn])
-            waited += float(lags[k % drawn].max(initial=0.0))
-    step, own, count = float(done.max()) / steps, float(setting.times.mean(0).min()), len(learners) * setting.unit
-    neighbours, moving = sum(map(len, edges)) / drawn / len(learners), min(waited / steps, step - own)
-    lines = (
-        "seconds a minibatch = (round of d_i <- max(d_i + t_i, max_j d_j + t_j + s_ji over the neighbours j)) / L,",
-        f"                      every H-th time max_j d_j + t_j + C = {step:.6g} / {count} = {step / count:.6g}"
-        f"      (H {every}, C {cost:.6g}, s at most {max(lag.max(initial=0.0) for lag in lags):.6g})",
-    )
-    vectors = 2 + max(2 * exact, (2 + neighbours) * between)
-    return Form(step / count, _bound_by(step - own - moving, moving, own), vectors, lines)
+    def pairwise(self, mixing: Mixing, more_vectors: float = 0, sent: int = 1) -> Form:
+        rate = float((1 / self.setting.times.mean(0)).sum()) * self.setting.unit
+        rounds = rounds_of(
+            mixing, replace(self.setting.cluster, message_bytes=self.setting.size * sent), self.setting.times
+        )
+        lines = (
+            "seconds a minibatch = 1 / sum_i 1 / E t_i;  rounds a gradient from s, the seconds of an exchange, and t",
+            f"                    = 1 / {rate:.6g} = {1 / rate:.6g};  {rounds.neighbours:.3g} neighbours, s at most"
+            f" {rounds.seconds:.6g} s, so {rounds.per_gradient:.3g} rounds a gradient",
+        )
+        vectors = 2.0 + (2 + 2 * rounds.neighbours) * sent + more_vectors
+        return Form(1 / rate, COMPUTE, vectors, lines, rounds.per_gradient)
+
+    def served(self, servers: int) -> Form:
+        return served(servers, self.setting)
+
+    def sharded(self, shards: int, exchanges: float) -> Form:
+        return sharded(shards, exchanges, self.setting)
+
+    def apart(self, servers: int, exchanges: float) -> Form:
+        return apart(servers, exchanges, self.setting)
+
+    def nodes(self, outer: object, size: int) -> Form:
+        _check_nodes(size, self.setting)
+        rows = self.setting.times.reshape(len(self.setting.times), -1, size)
+        inner = [ClusterSetting(_within(self.setting.cluster, s, size), rows[:, s]) for s in range(rows.shape[1])]
+        own = np.stack([node.synchronous() for node in inner], axis=1)
+        handed = np.asarray([node.broadcast() for node in inner])
+        facts = Facts.of(outer)
+        every = facts.sets_weights_every if facts.repeatable_steps else 1
+        sets = 0.0 if every is None else 1 / every
+        inside = float((own - rows.max(2)).mean())
+        times = np.maximum(own, 0.0 if sets else handed) + sets * handed
+        among = ClusterSetting(
+            _among(self.setting.cluster, size), times, self.setting.unit * size, self.setting.samples
+        )
+        form = form_of(outer, among)
+        lines = (
+            "a node's gradient   = E max inside + exposed sum inside, and D beside it",
+            f"                    = {float(rows.max(2).mean()):.6g} + {inside:.6g}, {float(handed.mean()):.6g} s:"
+            f" {float(times.mean()):.6g} s for {size} minibatches",
+            *form.lines,
+        )
+        binds = NETWORK + " inside nodes" if inside > float(times.mean()) / 2 else form.binds
+        return replace(form, lines=lines, binds=binds, vectors=form.vectors + 1)
 
 
 def _check_cards(mixing: Mixing, rounds: Sequence[Sequence[Row]], cluster: Cluster) -> None:
-    """Check that learners that share a card keep step, as they wait for other neighbours in every round.
-
-    Raises:
-        ValueError: they do not: some of them go ahead and find the card free.
-    """
+    """Check that learners that share a card keep step, as they wait for other neighbours in every round."""
     nodes = [edges_of([rows]) // cluster.learners_per_node for rows in rounds]
     sent = [np.bincount(ends[ends[:, 0] != ends[:, 1], 0], minlength=1).max() for ends in nodes]
     if cluster.learners_per_node > 1 and max(sent) > 2:
@@ -241,48 +246,8 @@ def _check_cards(mixing: Mixing, rounds: Sequence[Sequence[Row]], cluster: Clust
         )
 
 
-def _gossiping(mixing: Mixing, sent: int, setting: ClusterSetting) -> Form:
-    rate = float((1 / setting.times.mean(0)).sum()) * setting.unit
-    rounds = rounds_of(mixing, replace(setting.cluster, message_bytes=setting.size * sent), setting.times)
-    lines = (
-        "seconds a minibatch = 1 / sum_i 1 / E t_i;  rounds a gradient from s, the seconds of an exchange, and t",
-        f"                    = 1 / {rate:.6g} = {1 / rate:.6g};  {rounds.neighbours:.3g} neighbours, s at most"
-        f" {rounds.seconds:.6g} s, so {rounds.per_gradient:.3g} rounds a gradient",
-    )
-    vectors = 2.0 + (2 + 2 * rounds.neighbours) * sent
-    return Form(1 / rate, COMPUTE, vectors, lines, rounds.per_gradient)
-
-
-def _nodes(outer_strategy: object, width: int, setting: ClusterSetting) -> Form:
-    """Form of nodes as learners: a gradient takes the time of the slowest member and a mean inside the node."""
-    _check_nodes(width, setting)
-    rows = setting.times.reshape(len(setting.times), -1, width)
-    inner = [ClusterSetting(_within(setting.cluster, s, width), rows[:, s]) for s in range(rows.shape[1])]
-    own = np.stack([node.synchronous() for node in inner], axis=1)
-    handed = np.asarray([node.broadcast() for node in inner])
-    facts = Facts.of(outer_strategy)
-    every = facts.sets_weights_every if facts.repeatable_steps else 1
-    sets = 0.0 if every is None else 1 / every
-    inside = float((own - rows.max(2)).mean())
-    times = np.maximum(own, 0.0 if sets else handed) + sets * handed
-    among = ClusterSetting(_among(setting.cluster, width), times, setting.unit * width, setting.samples)
-    form = form_of(outer_strategy, among)
-    lines = (
-        "a node's gradient   = E max inside + exposed sum inside, and D beside it",
-        f"                    = {float(rows.max(2).mean()):.6g} + {inside:.6g}, {float(handed.mean()):.6g} s:"
-        f" {float(times.mean()):.6g} s for {width} minibatches",
-        *form.lines,
-    )
-    binds = NETWORK + " inside nodes" if inside > float(times.mean()) / 2 else form.binds
-    return replace(form, lines=lines, binds=binds, vectors=form.vectors + 1)
-
-
 def _check_nodes(width: int, setting: ClusterSetting) -> None:
-    """Check that every super-learner is full, and that all lie alike on the nodes of the cluster.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Check that every super-learner is full, and that all lie alike on the nodes of the cluster."""
     learners, slots = setting.learners, setting.cluster.learners_per_node
     if learners % width:
         raise ValueError(f"SuperLearners(node_size={width}) does not divide {learners} learners: plan full nodes")

@@ -39,7 +39,6 @@ class Rounds:
     Attributes:
         per_gradient: Rounds per gradient of a median learner that the network carries.
         seconds: Seconds of the longest exchange while all learners average.
-        neighbours: Mean number of neighbours in a row.
     """
 
     per_gradient: float

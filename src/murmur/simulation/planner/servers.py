@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.core.facts import beside_servers
-from murmur.simulation.planner.setting import COMPUTE, ClusterSetting, Form
+from murmur.core.facts import Form, beside_servers
+from murmur.simulation.planner.setting import COMPUTE, ClusterSetting
 
 Numbers = NDArray[np.float64]
 CARD = "server's card"
@@ -51,11 +51,7 @@ def served(servers: int, setting: ClusterSetting) -> Form:
 
 
 def _check_chance(apart: float, together: float) -> None:
-    """Check that the pace hardly depends on whether equal learners of a node keep together.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Check that the pace hardly depends on whether equal learners of a node keep together."""
     if apart > together * LITTLE:
         raise ValueError(
             f"equal learners that share a card have {together:.4g} to {apart:.4g} minibatches a second with a parameter"

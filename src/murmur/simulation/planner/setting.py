@@ -1,4 +1,4 @@
-"""Inputs and result of the closed forms: a cluster with a table of its compute times, and a form."""
+"""Input of the closed forms: a cluster with a table of its compute times."""
 
 from __future__ import annotations
 
@@ -17,27 +17,7 @@ BY_CHANCE = 8.0  # standard errors by which the sampled means of a thousand equa
 COMPUTE, NETWORK, STRAGGLER = "compute", "network", "slowest learner"
 
 
-@dataclass(frozen=True)
-class Form:
-    """A strategy on a cluster.
-
-    Attributes:
-        seconds: Seconds of the whole cluster for one minibatch of one learner.
-        binds: Bottleneck.
-        vectors: Vectors of the model's length in a learner's memory, beside the optimizer's state and activations.
-        lines: The formula, then the formula with numbers.
-        rounds: Averaging rounds per gradient that the network carries; None if averaging is part of the step.
-    """
-
-    seconds: float
-    binds: str
-    vectors: float
-    lines: tuple[str, ...]
-    rounds: float | None = None
-
-
 def drawn_times(cluster: Cluster) -> Times:
-    """Return a table of compute times of a cluster, drawn from its description."""
     draws = max(32, min(DRAWS, CELLS // cluster.learners))
     rows = [[cluster.compute(i, k) for i in range(cluster.learners)] for k in range(draws)]
     return np.asarray(rows, dtype=np.float64)
@@ -83,12 +63,10 @@ class ClusterSetting:
 
     @classmethod
     def of(cls, cluster: Cluster, samples: float | None = None) -> ClusterSetting:
-        """Return the setting of a cluster, with compute times drawn from its description."""
         return cls(cluster, drawn_times(cluster), samples=samples)
 
     @property
     def learners(self) -> int:
-        """Number of columns of the table."""
         return int(self.times.shape[1])
 
     @property
@@ -115,3 +93,53 @@ class ClusterSetting:
         network = Network(Clock(), self.cluster)
         network.whole = parts
         return network.allreduce_seconds(range(self.cluster.learners), int(self.size) or 1, vectors)
+
+
+FRAMES_PER_SECOND = 100.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """One epoch of training.
+
+    Attributes:
+        corpus_hours: Hours of audio in one pass over the corpus.
+        frames_per_minibatch: Frames in a minibatch of one learner.
+        optimizer_bytes: Bytes of the optimizer's state (for momentum as many as the model's).
+    """
+
+    corpus_hours: float
+    frames_per_minibatch: float
+    model_bytes: float
+    optimizer_bytes: float = 0.0
+    frames_per_second: float = FRAMES_PER_SECOND
+
+    def __post_init__(self) -> None:
+        for what in ("corpus_hours", "frames_per_minibatch", "model_bytes", "frames_per_second"):
+            if not 0 < getattr(self, what) < float("inf"):
+                raise ValueError(f"Work.{what} must be positive and finite, got {getattr(self, what)}")
+        if not 0 <= self.optimizer_bytes < float("inf"):
+            raise ValueError(f"Work.optimizer_bytes must be finite and not negative, got {self.optimizer_bytes}")
+
+    @property
+    def minibatches(self) -> float:
+        return self.corpus_hours * 3600 * self.frames_per_second / self.frames_per_minibatch
+
+
+def step_seconds(flops_per_frame: float, frames: float, device_flops: float, utilisation: float) -> float:
+    """Return the seconds of a gradient from its floating-point operations.
+
+    Args:
+        flops_per_frame: Operations of forward and backward pass per frame: about six per weight that a frame passes
+            (two forward, four backward).
+        frames: Frames of a minibatch.
+        device_flops: Peak operations per second.
+        utilisation: Share of the peak that is reached, 0 to 1.
+    """
+    given = {"flops_per_frame": flops_per_frame, "frames": frames, "device_flops": device_flops}
+    for what, value in given.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{what} must be positive and finite, got {value}")
+    if not 0 < utilisation <= 1:
+        raise ValueError(f"utilisation must lie in (0, 1], got {utilisation}")
+    return flops_per_frame * frames / (device_flops * utilisation)

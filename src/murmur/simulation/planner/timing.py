@@ -8,7 +8,7 @@ A program for `VirtualWorld` whose gradients cost this machine no work and whose
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmur.core.assignment import Assignment
+from murmur.core.assignment import Assignment, Turns
 from murmur.core.facts import Facts
 from murmur.core.flat import Layout
 from murmur.core.learner import Learner, Strategy
@@ -27,11 +27,13 @@ from murmur.core.source import WHOLE, Gradient, Progress
 from murmur.core.trace import COMMUNICATING, COMPUTE, WAITING
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
-from murmur.engine.elastic_run import end_run, run_strategy
+from murmur.elastic.regrouping import end_run, run_strategy
 from murmur.engine.optim.optimizer import PlainAdamW
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
+COUNTED = ("compute_seconds", "waiting_seconds", "communicating_seconds", "sent_bytes", "card_bytes", "clock_seconds",
+           "killed")  # fmt: skip
 ELEMENTS = 5040  # of a vector; 1 to 10, 12, 14, 15 and 16 servers have equal parts
 
 
@@ -45,8 +47,8 @@ class NoLayout(Layout):
 class NoWeights(Weights):
     """Weights without contents that count their changes."""
 
-    def __init__(self) -> None:
-        super().__init__(NoLayout())
+    def __init__(self, layout: Layout | None = None) -> None:
+        super().__init__(NoLayout() if layout is None else layout)
         self._zero = torch.zeros(ELEMENTS)
 
     def snapshot(self, out: Tensor | None = None) -> Tensor:
@@ -72,8 +74,6 @@ class Idle:
 
     Attributes:
         staleness: Staleness of the steps that this learner took, and of those that its leader took for it.
-        taken: Number of gradients that this learner computed.
-        last_seconds: Time of its latest step.
     """
 
     times = decay_times = 1.0
@@ -86,8 +86,7 @@ class Idle:
         self.taken, self.last_seconds = 0, 0.0
         self._seat, self._group = seat, seat.group
         self._gradient = Gradient(torch.zeros(ELEMENTS), [], samples, 0.0)
-        self.assignment = Assignment(tuple(range(seat.group.size)), total)
-        self._claimed = 0
+        self.turns = Turns(Assignment(tuple(range(seat.group.size)), total), seat.group.rank)
 
     @property
     def span(self) -> tuple[int, int]:
@@ -98,16 +97,13 @@ class Idle:
         return Layout([])
 
     def next_index(self, steps: int) -> int | None:
-        return self.assignment.number(steps, self._group.rank)
-
-    def reached(self, steps: int) -> int:
-        return self.assignment.reached(steps)
+        return self.turns.number(steps)
 
     def over(self, steps: int) -> bool:
-        return self.reached(steps) == self.total
+        return self.turns.reached(steps) == self.total
 
-    def claimed(self, claim: range, steps: int) -> None:  # noqa: ARG002 - a step is no place here
-        self._claimed = max(self._claimed, claim.stop)
+    def claimed(self, claim: range, steps: int) -> None:
+        self.turns.claim(claim, steps)
 
     @property
     def preparation(self) -> Preparation:
@@ -135,11 +131,15 @@ class Idle:
         self.last_seconds = self._seat.now
 
     def progress(self) -> Progress:
-        return self.progress_at(self._claimed)
+        return self.progress_at(self.turns.claimed)
 
     def progress_at(self, minibatches: int) -> Progress:
         share = minibatches / self.total
         return Progress(minibatches, minibatches * self.samples, share, share, 0.0, 1.0)
+
+    @property
+    def local_optimizer(self) -> Idle:
+        return self
 
     def restart(self) -> None:
         pass
@@ -167,13 +167,7 @@ class Timing:
         gradients: Number of gradients that each learner began; a fault may have cut off or undone some.
         exchanges: Completed edge-wise exchanges of each learner; 0 in lock-step.
         staleness: Staleness of every step, by learner.
-        sent_bytes: Bytes sent by each learner.
-        card_bytes: Bytes sent through the network card of each node.
         compute_seconds, waiting_seconds, communicating_seconds: Seconds of each learner.
-        last_seconds: Time of each learner's last step.
-        clock_seconds: Time of the last event.
-        killed: Learners that were lost before the end.
-        events: Number of events of the virtual clock.
     """
 
     seconds: float
@@ -211,12 +205,11 @@ class Timed:
         self.exchanges = [0] * learners
 
     async def __call__(self, seat: Seat) -> None:
-        """Run one learner."""
         source, rank = Idle(seat, self.minibatches, self.samples), seat.group.rank
         self.lives[rank].append((source, seat))
         me = Learner(seat, NoWeights(), source, Facts.of(self.strategy).lock_step)
         try:
-            await run_strategy(self.strategy, me, source, lambda _: None)
+            await run_strategy(self.strategy, me, lambda: source.buffers, lambda _: None)
             await end_run(self.strategy, me)
         except RunOver:
             return
@@ -224,13 +217,7 @@ class Timed:
             seat.group.membership.arrive(ENDED)  # it leaves in order
             self.exchanges[rank] += me.averager.exchanges
 
-    def seconds_of(self, kind: str) -> tuple[float, ...]:
-        """Seconds that each learner spent in spans of this kind."""
-        return tuple(sum(seat.trace.totals().get(kind, 0.0) for _, seat in lives) for lives in self.lives)
-
     def timing(self, world: VirtualWorld) -> Timing:
-        """Return the results after the world has run."""
-        learners = range(world.size)
         sources = [[source for source, _ in lives] for lives in self.lives]
         last = tuple(max(source.last_seconds for source in lives) for lives in sources)
         staleness = tuple(tuple(s for source in lives for s in source.staleness) for lives in sources)
@@ -240,16 +227,29 @@ class Timed:
             gradients=tuple(sum(source.taken for source in lives) for lives in sources),
             exchanges=tuple(self.exchanges),
             staleness=staleness,
-            sent_bytes=tuple(world.network.sent_bytes[i] for i in learners),
-            card_bytes=tuple(world.network.card_bytes[n] for n in world.cluster.places(learners)),
-            compute_seconds=self.seconds_of(COMPUTE),
-            waiting_seconds=self.seconds_of(WAITING),
-            communicating_seconds=self.seconds_of(COMMUNICATING),
             last_seconds=last,
-            clock_seconds=world.clock.now,
-            killed=tuple(world.killed),
             events=world.clock.events,
+            **counted(world, [[seat for _, seat in lives] for lives in self.lives]),
         )
+
+
+def counted(world: VirtualWorld, seats: Sequence[Sequence[Seat]]) -> dict[str, Any]:
+    """The fields of `COUNTED` after a run; `seats` holds a list for each learner, one for each of its starts."""
+    learners, totals = range(world.size), [[seat.trace.totals() for seat in lives] for lives in seats]
+
+    def spent(kind: str) -> tuple[float, ...]:
+        return tuple(sum(life.get(kind, 0.0) for life in lives) for lives in totals)
+
+    found = (
+        spent(COMPUTE),
+        spent(WAITING),
+        spent(COMMUNICATING),
+        tuple(world.network.sent_bytes[i] for i in learners),
+        tuple(world.network.card_bytes[n] for n in world.cluster.places(learners)),
+        world.clock.now,
+        tuple(world.killed),
+    )
+    return dict(zip(COUNTED, found, strict=True))
 
 
 def minibatches_done(due: int, cluster: Cluster, steps: int) -> int:

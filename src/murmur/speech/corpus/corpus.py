@@ -12,13 +12,12 @@ import logging
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from murmur.core.counted import counted
-from murmur.speech.corpus.left_out import left_out
+from murmur.core.counted import NAMED, are, counted
 
 log = logging.getLogger(__name__)
 LOST_AT_MOST = 0.01
@@ -110,7 +109,7 @@ class Corpus:
 
     @property
     def texts(self) -> dict[str, str]:
-        """Transcripts by utterance, as `wer.score` takes them."""
+        """Transcripts by utterance."""
         return {u.id: u.text for u in self.utterances}
 
     @property
@@ -122,26 +121,23 @@ class Corpus:
         """The utterances for which `keep` is true, e.g. one fold of speakers, without the problems."""
         return Corpus(tuple(u for u in self.utterances if keep(u)))
 
-    def without(self, problems: Iterable[Problem], lost_at_most: float = LOST_AT_MOST) -> Corpus:
+    def without(self, problems: Iterable[Problem]) -> Corpus:
         """This corpus without the utterances named in `problems`, which are added to its own problems.
 
         Raises:
-            CorpusError: more than `lost_at_most` (a fraction) of all utterances is lost, or nothing is left.
+            CorpusError: as `check_losses`.
         """
         everything = (*self.problems, *problems)
         bad = {p.utterance for p in everything}
         kept = tuple(u for u in self.utterances if u.id not in bad)
-        corpus = replace(self, utterances=kept, problems=everything)
-        check_losses(len(kept), everything, lost_at_most)
-        return corpus
+        check_losses(len(kept), everything)
+        return Corpus(kept, everything)
 
     def digest(self) -> str:
         """Digest of the exact content: identifiers, texts, sources and the sizes and dates of their files.
 
-        Files of a command are the words of the command that name files.
-
-        Files count by their path below their common folder, so the digest is independent of the caller's folder and
-        stays the same when all files are moved.
+        Files of a command are the words of the command that name files. Files count by their path below their common
+        folder, so that the digest stays the same when all files are moved.
         """
         sources = [source for u in self.utterances for source in (u.audio, u.features) if source is not None]
         paths = sorted({source.path for source in sources})
@@ -149,16 +145,11 @@ class Corpus:
         root = os.path.commonpath([os.path.dirname(path) for path in whole.values()]) if whole else ""
         place = {str(path): os.path.relpath(name, root) for path, name in whole.items()}
         files = {place[str(path)]: _stamp(path) for path in paths}
-        files |= {path: _stamp(Path(path)) for path in _files_of_commands(sources)}
+        commands = {u.audio.command for u in self.utterances if u.audio is not None and u.audio.command is not None}
+        words = {word.strip("'\"") for command in commands for word in command.split()}
+        files |= {word: _stamp(Path(word)) for word in words if Path(word).is_file()}
         rows = [_placed(asdict(u), place) for u in self.utterances]
         return hashlib.sha256(json.dumps([rows, files], default=str, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _files_of_commands(sources: Iterable[Audio | StoredFeatures]) -> set[str]:
-    """Words of commands that name files, without quotes."""
-    commands = {source.command for source in sources if isinstance(source, Audio) and source.command is not None}
-    words = {word.strip("'\"") for command in commands for word in command.split()}
-    return {word for word in words if Path(word).is_file()}
 
 
 def _placed(row: dict[str, Any], place: Mapping[str, str]) -> dict[str, Any]:
@@ -168,37 +159,31 @@ def _placed(row: dict[str, Any], place: Mapping[str, str]) -> dict[str, Any]:
             source["path"] = place[str(source["path"])]
     if row["audio"] is not None:
         del row["audio"]["side"], row["audio"]["declared_seconds"]
-        if row["audio"]["channel"] is None:  # so that stores made before there were channels are found
-            del row["audio"]["channel"]
     return row
 
 
-def check_losses(kept: int, problems: Iterable[Problem], lost_at_most: float = LOST_AT_MOST) -> None:
-    """Refuse data with too many utterances left out.
-
-    Raises:
-        CorpusError: nothing is left, or lost / (lost + kept) exceeds `lost_at_most`; names the first problems.
-    """
-    found = list(problems)
-    lost = len({p.utterance for p in found})
-    if kept and lost <= lost_at_most * (kept + lost):
+def check_losses(kept: int, problems: Sequence[Problem]) -> None:
+    """Refuse data with too many utterances left out; a CorpusError if nothing is left, or more than 1 % is lost."""
+    lost = len({p.utterance for p in problems})
+    if kept and lost <= LOST_AT_MOST * (kept + lost):
         return
-    listing = "".join(f"\n  {p}" for p in found[:8]) + (f"\n  and {len(found) - 8} more" if len(found) > 8 else "")
+    listing = "".join(f"\n  {p}" for p in problems[:8])
+    more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
     raise CorpusError(
-        f"{lost} of {counted(kept + lost, 'utterance')} cannot be used, more than {100 * lost_at_most:g} % "
-        f"(mend or remove them):{listing}"
+        f"{lost} of {counted(kept + lost, 'utterance')} cannot be used, more than {100 * LOST_AT_MOST:g} % "
+        f"(mend or remove them):{listing}{more}"
     )
 
 
 def tell_losses(name: str, kept: int, problems: Sequence[Problem]) -> None:
-    """Log how many utterances are left out of data, with the first names and reasons."""
+    """Log `losses`, if there are any."""
     if problems:
         log.warning("%s: %s", name, losses(problems, kept))
 
 
-def losses(problems: Iterable[Problem], kept: int) -> str:
+def losses(problems: Sequence[Problem], kept: int) -> str:
     """Return a message about the utterances that are left out, each with its first problem; `kept` is the rest."""
-    first = {p.utterance: p for p in reversed(list(problems))}
+    first = {p.utterance: p for p in reversed(problems)}
     reasons = [(f"{p.utterance} ({p.where})", p.what) for p in reversed(first.values())]
     return left_out("utterance", reasons, kept + len(reasons))
 
@@ -210,3 +195,23 @@ def normal_text(text: str) -> str:
 
 def _stamp(path: Path) -> tuple[int, int] | None:
     return (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None
+
+
+def left_out(kind: str, reasons: Sequence[tuple[str, str]], of: int | None = None) -> str:
+    """Return `2 of 40 utterances are left out: a, b: no transcript`.
+
+    Args:
+        kind: one of the things, such as "utterance".
+        reasons: names and reasons of those left out.
+        of: number of all of them, with those left out.
+    """
+    count = len(reasons)
+    total = counted(count, kind) if of is None else f"{count} of {counted(of, kind)}"
+    groups = [(why, [name for name, _ in own]) for why, own in groupby(reasons[:NAMED], lambda each: each[1])]
+    if len({why for _, why in reasons}) == 1:
+        more = f" and {count - NAMED} more" if count > NAMED else ""
+        named = f"{', '.join(groups[0][1])}{more}: {groups[0][0]}"
+    else:
+        more = f"; and {count - NAMED} more" if count > NAMED else ""
+        named = "; ".join(f"{', '.join(names)}: {why}" for why, names in groups) + more
+    return f"{total} {are(count)} left out: {named}"

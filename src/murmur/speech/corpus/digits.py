@@ -2,25 +2,22 @@
 
 Every utterance has a voice (accent x variant), rate and pitch of its own, noise at 5-20 dB, and a fifth are
 reverberant. The variants of dev and test are never in training, and one accent is in test only. All choices are
-drawn here, from the seed, before anything is synthesised. `murmur.speech.corpus.render` then always makes the same
-bytes from them.
+drawn here, from the seed, before anything is synthesised (`synth.render`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from murmur.core.whole_files import alone, atomic_folder
 from murmur.speech.corpus.kaldi_dir import write_scp, write_table
-from murmur.speech.corpus.render import ScriptLine, render
-from murmur.speech.corpus.synth import Voice
+from murmur.speech.corpus.synth import ScriptLine, Voice, render
 
 LEXICON = {
     "ZERO": ("Z IH R OW", "Z IY R OW"),
@@ -85,8 +82,8 @@ def plan(config: Digits) -> dict[str, tuple[ScriptLine, ...]]:
 def make_digits(folder: Path, config: Digits = Digits(), processes: int = 2) -> Path:
     """Write the corpus to `folder`/digits-<digest> unless it exists, and return that path.
 
-    Layout: data/<split>/{text,utt2spk,wav.scp,utt2accent}, wav/<split>/*.flac, lexicon.txt, conditions.json. The
-    folder gets its name only when complete, so a killed run leaves nothing that looks finished.
+    Layout: data/<split>/{text,utt2spk,wav.scp}, wav/<split>/*.flac, lexicon.txt. The folder gets its name only when
+    complete.
 
     Raises:
         SynthesisError: espeak-ng is missing or failed.
@@ -94,29 +91,19 @@ def make_digits(folder: Path, config: Digits = Digits(), processes: int = 2) -> 
     target = digits_folder(folder, config)
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f"{target.name}.unfinished.{secrets.token_hex(4)}")
-    scratch.mkdir()  # not by tempfile, whose folders no other user may read
-    try:
-        _speak(scratch, config, processes)
-        scratch.rename(target)
-    except OSError:
+    with alone(target):
         if not target.is_dir():
-            raise  # else another process was faster; its bytes are the same
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+            with atomic_folder(target) as new:
+                _speak(new, config, processes)
     return target
 
 
 def _speak(scratch: Path, config: Digits, processes: int) -> None:
-    lines = plan(config)
-    for split, of_split in lines.items():
+    for split, of_split in plan(config).items():
         render(of_split, scratch / "wav" / split, processes)
         _write_split(scratch, split, of_split)
     pronunciations = sorted(f"{word} {phones}\n" for word, ways in LEXICON.items() for phones in ways)
     (scratch / "lexicon.txt").write_text("".join(pronunciations), encoding="utf-8")
-    conditions = {line.id: asdict(line) for of_split in lines.values() for line in of_split}
-    (scratch / "conditions.json").write_text(json.dumps(conditions, indent=1, sort_keys=True), encoding="utf-8")
 
 
 def _write_split(root: Path, split: str, lines: Sequence[ScriptLine]) -> None:
@@ -124,7 +111,6 @@ def _write_split(root: Path, split: str, lines: Sequence[ScriptLine]) -> None:
     write_table(folder / "text", {line.id: " ".join(line.words) for line in lines})
     write_scp(folder / "wav.scp", {line.id: f"wav/{split}/{line.id}.flac" for line in lines})
     write_table(folder / "utt2spk", {line.id: line.id.rpartition("-")[0] for line in lines})
-    write_table(folder / "utt2accent", {line.id: line.voice.accent for line in lines})
 
 
 def _line(split: str, index: int, seed: int) -> ScriptLine:

@@ -21,7 +21,7 @@ import kaldi_native_io as kio
 import numpy as np
 import soundfile
 
-from murmur.speech.corpus.atomic_file import write_text_whole
+from murmur.core.whole_files import write_text_whole
 from murmur.speech.corpus.corpus import (
     Audio,
     Corpus,
@@ -32,9 +32,8 @@ from murmur.speech.corpus.corpus import (
     check_losses,
     normal_text,
 )
-from murmur.speech.corpus.file_errors import making_sense_of
+from murmur.speech.corpus.file_content import columns, making_sense_of, nfc, written_lines
 from murmur.speech.corpus.sound_file import rate_and_channels
-from murmur.speech.corpus.text_lines import columns, nfc, written_lines
 
 CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
 
@@ -51,9 +50,8 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
 
     Needs `text`, and `wav.scp` (with `segments` if recordings hold several utterances) or `feats.scp`. A recording
     whose file has several channels needs a line in `reco2file_and_channel` (RECORDING FILE CHANNEL, the channel as A, B
-    or 1, 2), which also names it in time-marked files; commands must write one channel. Without
-    `utt2spk` every utterance is its own speaker, as in Kaldi. Utterances without a transcript, without audio or
-    features, or with a missing file become problems.
+    or 1, 2), which also names it in time-marked files. Without `utt2spk` every utterance is its own speaker, as in
+    Kaldi. Utterances without a transcript, without audio or features, or with a missing file become problems.
 
     Args:
         folder: the directory.
@@ -66,7 +64,7 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
     """
     folder = Path(folder)
     check_data_dir(folder)
-    texts = read_table(folder / "text", values_required=False)
+    texts = read_table(folder / "text")
     if not texts:
         raise CorpusError(f"{folder / 'text'} holds no utterance: name a data directory with transcripts")
     speakers = _speakers(folder, texts)
@@ -89,11 +87,10 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
 
 
 def _speakers(folder: Path, utterances: Iterable[str]) -> dict[str, str]:
-    """Speakers by utterance; without utt2spk each utterance is its own."""
     path = folder / "utt2spk"
     if not path.exists():
         return {name: name for name in utterances}
-    table = read_pairs(path, "UTTERANCE SPEAKER")
+    table = read_pairs(path)
     missing = [name for name in utterances if name not in table]
     if missing:
         raise CorpusError(
@@ -114,18 +111,17 @@ def check_data_dir(folder: Path) -> None:
         raise CorpusError(f"{folder} has neither wav.scp nor feats.scp: one must name audio or features")
 
 
-def read_table(path: Path, *, values_required: bool = True) -> dict[str, str]:
+def read_table(path: Path) -> dict[str, str]:
     """A file of lines `key value...`, in NFC with single spaces; blank lines are skipped.
 
     Raises:
-        CorpusError: not UTF-8, a duplicate key, or a key without a required value.
+        CorpusError: not UTF-8, or a duplicate key.
     """
-    table = read_scp(path) if values_required else {key: row.value for key, row in _read_rows(path).items()}
-    return {key: normal_text(value) for key, value in table.items()}
+    return {key: normal_text(row.value) for key, row in _read_rows(path).items()}
 
 
-def read_pairs(path: Path, what: str) -> dict[str, str]:
-    """A file of lines of two columns, such as utt2spk; `what` names the columns in messages.
+def read_pairs(path: Path) -> dict[str, str]:
+    """A file of lines UTTERANCE SPEAKER.
 
     Raises:
         CorpusError: not UTF-8, a duplicate key, or a line with more or fewer columns; names the line.
@@ -134,17 +130,13 @@ def read_pairs(path: Path, what: str) -> dict[str, str]:
     for key, row in _read_rows(path).items():
         fields = columns(nfc(row.value), row.place)
         if len(fields) != 1:
-            raise CorpusError(f"{row.place}: {key!r} has {1 + len(fields)} columns, not two: write {what}")
+            raise CorpusError(f"{row.place}: {key!r} has {1 + len(fields)} columns, not two: write UTTERANCE SPEAKER")
         table[key] = fields[0]
     return table
 
 
 def read_scp(path: Path) -> dict[str, str]:
-    """A file of lines `key entry`, such as wav.scp. Entries stay as they are, since they hold names of files.
-
-    Raises:
-        CorpusError: not UTF-8, a duplicate key, or a key without an entry.
-    """
+    """A file of lines `key entry`, such as wav.scp. Entries stay as they are, since they hold names of files."""
     table = _read_rows(path)
     for key, row in table.items():
         if not row.value:
@@ -169,12 +161,12 @@ def _read_rows(path: Path) -> dict[str, _Row]:
 
 def write_table(path: Path, table: Mapping[str, str]) -> None:
     """Write lines `key value`, in NFC, in byte order of the keys, so that Kaldi's tools accept the file."""
-    write_scp(path, {key: unicodedata.normalize("NFC", value) for key, value in table.items()})
+    write_scp(path, {key: nfc(value) for key, value in table.items()})
 
 
 def write_scp(path: Path, table: Mapping[str, str]) -> None:
     """Write lines `key entry` in byte order of the keys; the keys are NFC, and entries stay as they are."""
-    rows = sorted((unicodedata.normalize("NFC", key).encode(), value) for key, value in table.items())
+    rows = sorted((nfc(key).encode(), value) for key, value in table.items())
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_whole(path, "".join(f"{key.decode()} {value}".rstrip() + "\n" for key, value in rows))
 
@@ -185,7 +177,7 @@ def resolve(folder: Path, entry: str) -> Path:
     A name that does not exist is looked for in NFC and NFD too: copies between systems may change it.
     """
     bases = (folder, *folder.absolute().parents[:2])
-    for name in (entry, unicodedata.normalize("NFC", entry), unicodedata.normalize("NFD", entry)):
+    for name in (entry, nfc(entry), unicodedata.normalize("NFD", entry)):
         found = next((base / name for base in bases if (base / name).exists()), None)  # an absolute name has no base
         if found is not None:
             return found
@@ -208,17 +200,6 @@ def read_alignments(folder: Path) -> dict[str, np.ndarray]:
                 raise CorpusError(f"{archive}: utterance {name!r} appears in two archives: remove stale ali.*.gz files")
             found[name] = values
     return found
-
-
-def write_alignments(path: Path, alignments: Mapping[str, np.ndarray]) -> None:
-    """Write {utterance: integers (frames,)} as one gzipped Kaldi archive, e.g. `ali.1.gz`, in byte order."""
-    with tempfile.TemporaryDirectory() as scratch:
-        plain = Path(scratch) / "ali"
-        with kio.Int32VectorWriter(f"ark:{plain}") as writer:
-            for name in sorted(alignments, key=str.encode):
-                writer.write(name, [int(v) for v in alignments[name]])
-        with plain.open("rb") as source, gzip.GzipFile(path, "wb", mtime=0) as target:
-            shutil.copyfileobj(source, target)
 
 
 def _int_vectors(archive: Path) -> list[tuple[str, np.ndarray]]:
@@ -274,13 +255,10 @@ def _sides(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def _channel(path: Path, name: str) -> int | None:
-    """Index of a channel of a file, None if the file has one: a side that was extracted keeps the name of its channel.
-
-    Files that cannot be read are reported by the reader of their samples.
-    """
+    """Index of a channel of a file; None if the file has one, such as a side that was extracted."""
     try:
         return None if rate_and_channels(path)[1] == 1 else CHANNELS[name]
-    except (soundfile.SoundFileError, OSError):
+    except (soundfile.SoundFileError, OSError):  # reported by the reader of its samples
         return CHANNELS[name]
 
 

@@ -1,16 +1,13 @@
-"""Lhotse cut sets: read as a `Corpus`, like Kaldi data directories, and written from one."""
+"""Lhotse cut sets, read as a `Corpus`, like Kaldi data directories."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import lhotse
-import soundfile
 
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses, normal_text
-from murmur.speech.corpus.file_errors import making_sense_of
-from murmur.speech.corpus.sound_file import open_sound
+from murmur.speech.corpus.file_content import making_sense_of
 
 SIDES = "AB"
 ROUNDING_SECONDS = 0.1  # by which a supervision may pass the ends of its cut
@@ -56,57 +53,6 @@ def _read(manifest: Path) -> Corpus:
     return Corpus(tuple(utterances), tuple(problems))
 
 
-def write_cuts(corpus: Corpus, manifest: Path) -> None:
-    """Write a corpus of audio files as a lhotse cut set, one cut per utterance.
-
-    Raises:
-        CorpusError: an utterance has no audio file, or one that cannot be read.
-    """
-    recordings: dict[Path, lhotse.Recording] = {}
-    cuts = []
-    for utterance in corpus.utterances:
-        audio = utterance.audio
-        if audio is None or audio.command is not None:
-            raise CorpusError(f"{utterance.id} has no audio file: lhotse cuts need one")
-        if audio.path not in recordings:
-            recordings[audio.path] = _recording(audio.path)
-        recording = recordings[audio.path]
-        end = recording.duration if audio.end_seconds is None else min(audio.end_seconds, recording.duration)
-        seconds = end - audio.start_seconds
-        supervision = lhotse.SupervisionSegment(
-            id=utterance.id,
-            recording_id=recording.id,
-            start=0.0,
-            duration=seconds,
-            text=utterance.text,
-            speaker=utterance.speaker,
-            channel=audio.channel or 0,
-        )
-        cuts.append(
-            lhotse.MonoCut(
-                id=utterance.id,
-                start=audio.start_seconds,
-                duration=seconds,
-                channel=audio.channel or 0,
-                recording=recording,
-                supervisions=[supervision],
-            )
-        )
-    lhotse.CutSet.from_cuts(cuts).to_file(manifest)
-
-
-def _recording(path: Path) -> lhotse.Recording:
-    """Lhotse's description of a file, with the length that is decoded in place of the one that its header declares."""
-    found = lhotse.Recording.from_file(path.absolute())
-    try:
-        with open_sound(path) as sound:
-            frames = sound.frames
-    except (soundfile.SoundFileError, OSError) as error:
-        raise CorpusError(f"{path} cannot be read ({error}): is it damaged?") from error
-    seconds = frames / found.sampling_rate
-    return found if frames == found.num_samples else replace(found, num_samples=frames, duration=seconds)
-
-
 def _stretch(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.SupervisionSegment, folder: Path) -> Audio:
     if not isinstance(cut, lhotse.MonoCut | lhotse.MultiCut) or cut.recording is None:
         raise CorpusError(
@@ -136,7 +82,9 @@ def _stretch(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.Supervis
     whole = start == 0.0 and end >= cut.recording.duration
     # Names of channels are those of the recording; a file of its own for each side begins again with its first one.
     index = None if len(source.channels) == 1 else source.channels.index(name)
-    side, declared = _side(cut.recording, name), float(cut.recording.duration)
+    names = cut.recording.channel_ids or ()
+    side = (cut.recording.id, SIDES[names.index(name)]) if len(names) == len(SIDES) else None  # in time-marked files
+    declared = float(cut.recording.duration)
     return Audio(path, start, None if whole else end, channel=index, side=side, declared_seconds=declared)
 
 
@@ -154,10 +102,3 @@ def _channel(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.Supervis
     if name not in (cut.recording.channel_ids or ()):
         raise CorpusError(f"its channel {name} is none of its recording, which has {cut.recording.channel_ids}")
     return int(name)
-
-
-def _side(recording: lhotse.Recording, channel: int) -> tuple[str, str] | None:
-    """Names in time-marked files, for recordings of two channels."""
-    if len(recording.channel_ids or ()) != len(SIDES):
-        return None
-    return recording.id, SIDES[recording.channel_ids.index(channel)]

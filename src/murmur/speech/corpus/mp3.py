@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from murmur.speech.corpus.tags import tag_bytes
-
 HEADER_BYTES = 4
 LAYER_3 = 1
 CONTAINERS = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b"caff", b".snd", b"NIST_1A", b"Creative", b"MATLAB")
@@ -34,13 +32,7 @@ BEGINNING = re.compile(rb"\xff[\xe2-\xff]|ID3|TAG|APETAGEX|LYRICSBEGIN")  # of a
 
 
 class Frame(NamedTuple):
-    """A frame: its place, and what all frames of a stream have in common.
-
-    Attributes:
-        first: position of its first byte.
-        end: position after its last byte.
-        kind: version, sample rate in Hz, and True for one channel.
-    """
+    """A frame: the range of its bytes; its version, sample rate in Hz, and True for one channel."""
 
     first: int
     end: int
@@ -52,8 +44,8 @@ class Stream:
     """Frames of one version, sample rate and number of channels, one encoder's work.
 
     Attributes:
-        kind: what its frames have in common, see `Frame`.
-        spans: ranges of bytes with its frames, without what lies between them.
+        kind: that of its frames.
+        spans: ranges of bytes with its frames.
         counted: number of frames that its first frame states; None without one.
         frames: number of frames found, without the one that counts.
     """
@@ -81,14 +73,9 @@ class Stream:
             self.spans.append((frame.first, frame.end))
 
 
-def begins_as_mp3(content: bytes) -> bool:
-    """True if the content begins with a frame of MP3, and goes on with another one."""
-    return _is_frame(content, 0)
-
-
 def has_frames(head: bytes) -> bool:
     """True if frames begin in the head of a file that is no container known to libsndfile."""
-    return not head.startswith(CONTAINERS) and (_is_frame(head, 0) or _next(head, 0) < len(head))
+    return not head.startswith(CONTAINERS) and (is_frame(head, 0) or _next(head, 0) < len(head))
 
 
 def streams_in(content: bytes) -> tuple[list[Stream], list[tuple[int, int]]]:
@@ -144,7 +131,7 @@ def _frames(content: bytes, junk: list[tuple[int, int]]) -> Iterator[Frame]:
     while place < len(content):
         frame = _frame(content, place)
         # A first frame, or one of another kind, counts if another one follows.
-        if frame is not None and frame.end <= len(content) and (frame.kind == kind or _is_frame(content, place)):
+        if frame is not None and frame.end <= len(content) and (frame.kind == kind or is_frame(content, place)):
             kind = frame.kind
             yield frame
             place = frame.end
@@ -159,12 +146,12 @@ def _frames(content: bytes, junk: list[tuple[int, int]]) -> Iterator[Frame]:
 def _next(content: bytes, place: int) -> int:
     """The place of the next frame or tag behind `place`; the end of the content if there is none."""
     for found in BEGINNING.finditer(content, place + 1):
-        if _is_frame(content, found.start()) or tag_bytes(content, found.start()):
+        if is_frame(content, found.start()) or tag_bytes(content, found.start()):
             return found.start()
     return len(content)
 
 
-def _is_frame(content: bytes, place: int) -> bool:
+def is_frame(content: bytes, place: int) -> bool:
     """True if a frame begins at a place, and one of its kind follows it, or a tag, or the end of the content."""
     frame = _frame(content, place)
     if frame is None:
@@ -199,3 +186,38 @@ def _count(content: bytes, frame: Frame) -> int | None:
     if body[VBRI_OFFSET : VBRI_OFFSET + 4] == b"VBRI" and len(body) >= VBRI_OFFSET + 18:
         return int(struct.unpack_from(">I", body, VBRI_OFFSET + 14)[0])
     return None
+
+
+ID3_HEADER, ID3_BYTES, EXTENDED_ID3_BYTES, APE_BYTES = 10, 128, 227, 32
+APE_IS_HEADER = 1 << 29
+LYRICS_END = (b"LYRICS200", b"LYRICSEND")
+
+
+def tag_bytes(content: bytes, place: int) -> int:
+    """Length of the tag at a place of the content (ID3, APE, Lyrics3); 0 if there is none."""
+    head = content[place : place + APE_BYTES]
+    if head[:3] == b"ID3" and len(head) >= ID3_HEADER and max(head[6:10]) < 0x80:
+        size = head[6] << 21 | head[7] << 14 | head[8] << 7 | head[9]
+        return ID3_HEADER * (2 if head[5] & 0x10 else 1) + size
+    if head[:3] == b"TAG":
+        return EXTENDED_ID3_BYTES if head[3:4] == b"+" else ID3_BYTES
+    if head[:8] == b"APETAGEX" and len(head) == APE_BYTES:
+        size, _, flags = struct.unpack_from("<III", head, 12)
+        return int(size) + APE_BYTES if flags & APE_IS_HEADER else APE_BYTES
+    if head[:11] == b"LYRICSBEGIN":
+        ends = [content.find(end, place) for end in LYRICS_END]
+        return min((end for end in ends if end >= 0), default=len(content)) + len(LYRICS_END[0]) - place
+    return 0
+
+
+def is_filling(content: bytes, first: int, end: int) -> bool:
+    """True if bytes between streams hold no sound: zeros at the ends of a file, or an APE tag without a header."""
+    at_an_end = end == len(content) or not content[:first].strip(b"\0")
+    if at_an_end and not content[first:end].strip(b"\0"):
+        return True
+    footer = content[end : end + APE_BYTES]
+    return (
+        footer[:8] == b"APETAGEX"
+        and len(footer) == APE_BYTES
+        and struct.unpack_from("<I", footer, 12)[0] >= end - first
+    )

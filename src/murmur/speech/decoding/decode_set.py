@@ -1,22 +1,132 @@
-"""Decoding of a set of utterances in several processes, with counts of problems and the speed."""
+"""Decoding of a set of utterances in several processes, with counts of problems and the speed.
+
+Results can be saved utterance by utterance, so that interrupted decoding can continue. A file belongs to one graph and
+one setting of the search; each of its lines names an utterance and a digest of its scores. Other scores are decoded
+again, so a file can never give the words of another model.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 import time
+import zlib
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from hashlib import blake2b
 from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from murmur.core.counted import counted, named
-from murmur.execution.workers import Worker, WorkerDied, end_workers, start_worker, wait_for_reason
+from murmur.core.plain_files import UNREADABLE, plain_file
+from murmur.core.whole_files import FinishedLines
+from murmur.execution.processes import in_order
+from murmur.execution.workers import WorkerDied
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder, Hypothesis
 from murmur.speech.decoding.graph_store import StoredGraph
-from murmur.speech.decoding.kept_results import KeptResults, Pair, Result
+
+SYNC_SECONDS = 1.0  # work lost at most in a crash of the host; a crash of the program loses one line
+Pair = tuple[str, np.ndarray]
+
+
+class Result(NamedTuple):
+    """A decoded utterance: its hypotheses (best first), its frames, and the processor seconds that the search took."""
+
+    name: str
+    hypotheses: tuple[Hypothesis, ...]
+    frames: int
+    seconds: float
+
+
+class KeptResults:
+    """The results in one file. Use as a context manager; an unfinished last line is removed."""
+
+    def __init__(self, folder: Path, graph_key: str, options: DecodeOptions) -> None:
+        content = json.dumps([graph_key, asdict(options)], sort_keys=True)
+        self.path = folder / f"{blake2b(content.encode(), digest_size=8).hexdigest()}.jsonl"
+        self._known: dict[str, dict[str, Any]] = {}
+        self._digests: dict[str, str] = {}
+        self._synced = time.monotonic()
+        self.told = 0  # results of an earlier start that the caller has had
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = plain_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        whole = 0
+        for line in FinishedLines(self.path):
+            row = _row(line)
+            if row is None:
+                break
+            self._known[row["name"]] = row
+            whole += len(line) + 1
+        self._file.truncate(whole)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def left(self, pairs: Iterable[Pair], found: list[Result]) -> Iterator[Pair]:
+        """The pairs still to be decoded; the results of the others are appended to `found`."""
+        for name, scores_TC in pairs:
+            digest = blake2b(np.ascontiguousarray(scores_TC).data, digest_size=16).hexdigest()
+            row = self._known.get(name)
+            if row is not None and row["scores"] == digest:
+                found.append(_read(row))
+            else:
+                self._digests[name] = digest
+                yield name, scores_TC
+
+    def add(self, result: Result) -> None:
+        """Save the result of one of the pairs that were left."""
+        row = {
+            "name": result.name,
+            "scores": self._digests[result.name],
+            "hypotheses": [_written(found) for found in result.hypotheses],
+            "frames": result.frames,
+            "seconds": result.seconds,
+        }
+        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The content of a line; None if it is not one of this format."""
+    try:
+        row = json.loads(line)
+        _read(row)
+    except (*UNREADABLE, zlib.error):
+        return None
+    return row if isinstance(row.get("scores"), str) else None
+
+
+def _written(found: Hypothesis) -> dict[str, Any]:
+    labels = base64.b64encode(zlib.compress(found.labels.astype("<i4").tobytes())).decode()
+    return {"words": found.words, "labels": labels, "cost": found.cost, "complete": found.complete}
+
+
+def _read(row: dict[str, Any]) -> Result:
+    hypotheses = tuple(_hypothesis(part) for part in row["hypotheses"])
+    if not hypotheses:
+        raise ValueError("a result without a hypothesis")
+    return Result(str(row["name"]), hypotheses, int(row["frames"]), float(row["seconds"]))
+
+
+def _hypothesis(part: dict[str, Any]) -> Hypothesis:
+    labels = np.frombuffer(zlib.decompress(base64.b64decode(part["labels"])), "<i4").astype(np.int32)
+    return Hypothesis(tuple(str(word) for word in part["words"]), labels, float(part["cost"]), bool(part["complete"]))
+
 
 Scores = Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
 
@@ -75,21 +185,6 @@ class Decoded:
         return line
 
 
-@dataclass(frozen=True)
-class _Worker:
-    """Times a decoder and names the utterance of an error."""
-
-    decoder: Decoder
-
-    def run(self, name: str, scores_TC: np.ndarray) -> Result:
-        begin = time.thread_time()
-        try:
-            found = self.decoder.results(scores_TC)
-        except ValueError as error:
-            raise ValueError(f"utterance {name}: {error}") from error
-        return Result(name, tuple(found), len(scores_TC), time.thread_time() - begin)
-
-
 def decode_set(
     graph_folder: Path,
     scores: Scores,
@@ -102,8 +197,8 @@ def decode_set(
 
     `scores` maps utterances to (T, C) score matrices, or yields such pairs, which are taken a few at a time so that a
     generator may compute them. With `jobs` > 1, that many processes each read the graph once; results do not depend on
-    `jobs`. Each result is written at once to the folder `kept`, which several calls may share, and results found there
-    are not decoded again. `progress(done, known)` is called after each utterance; `known` of those done were found.
+    `jobs`. Each result is written to the folder `kept`, which several calls may share, and results found there are not
+    decoded again. `progress(done, known)` is called after each utterance; `known` of those done were found.
 
     Raises:
         FileNotFoundError, DamagedGraphError: no usable graph.
@@ -115,7 +210,7 @@ def decode_set(
     options = options or DecodeOptions()
     pairs = scores.items() if isinstance(scores, Mapping) else scores
     begin = time.perf_counter()
-    search = partial(_searched, graph, options, jobs)
+    search = partial(_searched, partial(_opened, graph, options), jobs)
     found: dict[str, Result] = {}
     already = None if kept is None else KeptResults(kept, graph.key, options)
     decoding = search(pairs) if already is None else _kept(search, pairs, already)
@@ -126,18 +221,42 @@ def decode_set(
             found[result.name] = result
             if progress is not None:
                 progress(len(found), 0 if already is None else already.told)
-    return _collected(found, time.perf_counter() - begin)
+    every = found.values()
+    frames, seconds = sum(r.frames for r in every), sum(r.seconds for r in every)
+    return Decoded({n: found[n].hypotheses for n in sorted(found)}, frames, seconds, time.perf_counter() - begin)
+
+
+def _opened(graph: StoredGraph, options: DecodeOptions) -> Callable[[Pair], Result]:
+    """The search of one process."""
+    return partial(_decoded, Decoder(graph.read(), options))
+
+
+def _decoded(decoder: Decoder, pair: Pair) -> Result:
+    name, scores_TC = pair
+    begin = time.thread_time()
+    try:
+        found = decoder.results(scores_TC)
+    except ValueError as error:
+        raise ValueError(f"utterance {name}: {error}") from error
+    return Result(name, tuple(found), len(scores_TC), time.thread_time() - begin)
 
 
 def _searched(
-    graph: StoredGraph, options: DecodeOptions, jobs: int, pairs: Iterable[Pair]
+    opened: Callable[[], Callable[[Pair], Result]], jobs: int, pairs: Iterable[Pair]
 ) -> Generator[Result, None, None]:
-    if jobs > 1:
-        yield from _in_processes(graph, pairs, options, jobs)
-        return
-    worker = _Worker(Decoder(graph.read(), options))
-    for name, matrix in pairs:
-        yield worker.run(name, matrix)
+    under_way: deque[str] = deque()
+
+    def taken() -> Iterator[Pair]:
+        for name, matrix in pairs:
+            under_way.append(name)
+            yield name, matrix
+
+    with closing(in_order(opened, taken(), jobs)) as results:
+        for result in results:
+            name = under_way.popleft()
+            if isinstance(result, WorkerDied):
+                raise WorkerDied(f"a decoding process died with utterance {name}: out of memory? Use fewer jobs")
+            yield result
 
 
 def _kept(
@@ -156,81 +275,3 @@ def _told(known: list[Result], kept: KeptResults) -> Iterator[Result]:
     while known:
         kept.told += 1
         yield known.pop()
-
-
-def _collected(found: Mapping[str, Result], wall_seconds: float) -> Decoded:
-    lists = {name: found[name].hypotheses for name in sorted(found)}
-    return Decoded(
-        lists=lists,
-        frames=sum(r.frames for r in found.values()),
-        search_seconds=sum(r.seconds for r in found.values()),
-        wall_seconds=wall_seconds,
-    )
-
-
-@contextmanager
-def _processes(graph: StoredGraph, options: DecodeOptions, jobs: int) -> Iterator[list[Connection]]:
-    """Connections to decoding processes, which end when the context is left."""
-    started: list[Worker] = []
-    try:
-        for _ in range(jobs):
-            start_worker(started, _serve, graph, options)
-        yield [worker.connection for worker in started]
-    finally:
-        end_workers(started)
-
-
-def _in_processes(
-    graph: StoredGraph, pairs: Iterable[tuple[str, np.ndarray]], options: DecodeOptions, jobs: int
-) -> Iterator[Result]:
-    """Each process has one utterance at a time, so that two sides never block on full pipes at the same time."""
-    with _processes(graph, options, jobs) as idle:
-        busy: dict[Connection, str] = {}
-        for name, matrix in pairs:
-            if not idle:
-                yield from _answers(busy, idle)
-            connection = idle.pop()
-            busy[connection] = name
-            _send(connection, (name, matrix))
-        while busy:
-            yield from _answers(busy, idle)
-
-
-def _answers(busy: dict[Connection, str], idle: list[Connection]) -> Iterator[Result]:
-    """Wait for at least one process to finish; it becomes idle."""
-    for connection in wait(list(busy)):
-        assert isinstance(connection, Connection)
-        answer = _receive(connection, busy.pop(connection))
-        idle.append(connection)
-        yield answer
-
-
-def _send(connection: Connection, request: tuple[str, np.ndarray]) -> None:
-    try:
-        connection.send(request)
-    except (BrokenPipeError, ConnectionResetError):
-        _receive(connection, request[0])  # raises the error that ended the process, or reports its death
-
-
-def _receive(connection: Connection, name: str) -> Result:
-    """The result of an utterance; errors of the process are raised here."""
-    try:
-        answer = connection.recv()
-    except (EOFError, ConnectionResetError):
-        wait_for_reason()
-        raise WorkerDied(f"a decoding process died with utterance {name}: out of memory? Use fewer jobs") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _serve(connection: Connection, graph: StoredGraph, options: DecodeOptions) -> None:
-    """Main function of a decoding process: answer requests until the other end closes. Errors are sent as values."""
-    try:
-        worker = _Worker(Decoder(graph.read(), options))
-        while True:
-            connection.send(worker.run(*connection.recv()))
-    except (EOFError, BrokenPipeError):
-        return  # the other end has closed, so no work or reader is left
-    except (ValueError, OSError, RuntimeError) as error:
-        connection.send(error)

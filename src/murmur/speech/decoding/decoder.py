@@ -14,7 +14,7 @@ import kaldifst
 import numpy as np
 
 from murmur.speech.decoding.graph import DecodingGraph, with_insertion_penalty
-from murmur.speech.decoding.nbest import best_word_paths
+from murmur.speech.decoding.lattice import arcs_of, best_word_paths
 
 FRAMES_AT_ONCE = 100
 RETRY_FACTOR = 10
@@ -102,16 +102,10 @@ class Decoder:
         A search that ends outside a final state gives its best partial path, with `complete` False; no frames give an
         empty one. Raises ValueError if the number of columns is not the graph's, or if scores are nan or +inf.
         """
-        path, complete = self._best(scores_TC)
-        if path is None:
-            return Hypothesis((), np.zeros(0, dtype=np.int32), float("inf") if len(scores_TC) else 0.0, False)
-        return _hypothesis(path, self.graph, complete)
-
-    def _best(self, scores_TC: np.ndarray) -> tuple[kaldifst.Lattice | None, bool]:
-        """The best path or None, and True if it ends in a final state."""
         scores_TL = self._by_label(scores_TC)
+        nothing = Hypothesis((), np.zeros(0, dtype=np.int32), float("inf") if len(scores_TL) else 0.0, False)
         if not len(scores_TL):
-            return None, False
+            return nothing
         search = self._searched(self._search, scores_TL)
         for settings in self._tries(len(scores_TL)):
             if search.reached_final():
@@ -119,7 +113,7 @@ class Decoder:
             search = self._searched(self._searching(settings), scores_TL)
         complete = search.reached_final()
         found, path = search.get_best_path(use_final_probs=complete)
-        return (path, complete) if found and path.num_states else (None, complete)
+        return _hypothesis(path, self.graph, complete) if found and path.num_states else nothing
 
     def _searching(self, settings: DecodeOptions) -> kaldi_decoder.FasterDecoder:
         options = kaldi_decoder.FasterDecoderOptions(
@@ -150,10 +144,8 @@ class Decoder:
         """Up to n hypotheses with different words, best first, from a lattice pruned at `options.lattice_beam`.
 
         Holds fewer than n if the lattice has fewer different word sequences; none for no frames, or if the search died.
-        Raises ValueError as `decode` does, and for n < 1.
+        Raises ValueError as `decode` does.
         """
-        if n < 1:
-            raise ValueError(f"an n-best list of {n} hypotheses: ask for at least 1")
         lattice, complete = self.lattice(scores_TC)
         if lattice is None:
             return []
@@ -192,7 +184,7 @@ class Decoder:
         """The best path of a lattice, and for each word the frame at which the path emits it.
 
         This frame lies between the word's start and its end, and close to the start for words with a unique beginning.
-        `WordTimer` has exact times for HCLG graphs.
+        `PhoneSpans` has exact times for HCLG graphs.
         """
         path = kaldifst.lattice_to_nbest(lattice, acoustic_scale=1.0, n=1)[0]
         return _hypothesis(path, self.graph, complete), _word_frames(path)
@@ -224,16 +216,12 @@ def _hypothesis(path: kaldifst.Lattice, graph: DecodingGraph, complete: bool) ->
 
 
 def _word_frames(path: kaldifst.Lattice) -> tuple[int, ...]:
-    """The frame of each arc with a word; arcs of lattices are accessible in text form only."""
-    arcs = {}
-    for line in path.to_str(show_weight_one=True).splitlines():
-        fields = line.split()
-        if len(fields) >= 4:
-            arcs[fields[0]] = (fields[1], fields[2] != "0", fields[3] != "0")
-    frames, frame, state = [], 0, str(path.start)
-    while state in arcs:
-        state, emits, speaks = arcs[state]
-        if speaks:
+    """The frame of each arc with a word."""
+    table, _ = arcs_of(path)
+    frames, frame, state = [], 0, path.start
+    while state in table:
+        (arc,) = table[state]
+        if arc.olabel:
             frames.append(frame)
-        frame += emits
+        frame, state = frame + (arc.ilabel != 0), arc.target
     return tuple(frames)

@@ -6,17 +6,14 @@ utterances of up to T frames, lengths_N; scores_NUL with U = ceil(T / stack) out
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from murmur.speech.features.analysis import delta_kernels
-from murmur.speech.features.cmvn import SMALLEST_DEVIATION
-from murmur.speech.features.derivatives import Columns
+from murmur.speech.features.cmvn import SMALLEST_DEVIATION, Columns
 from murmur.speech.models.recurrent import AcousticLstm
 
 
@@ -105,35 +102,25 @@ def spoken(feats_NTF: Tensor, lengths_N: Tensor) -> Tensor:
     return (frames[None] < lengths_N[:, None])[..., None].to(feats_NTF.dtype)
 
 
-@dataclass(frozen=True, eq=False)
-class Readout:
-    """Conversion of logits to the scores that a search reads.
+class ScoreNetwork(nn.Module):
+    """The scores that a search reads, scale (log softmax(logits) - log prior), in the selected columns.
 
-    Attributes:
+    Args:
+        outputs: number C of logits.
         log_prior: (C,) ln p(pdf), subtracted; None for CTC.
         columns: (L,) the network's column of each output column; None for all in their order.
         scale: acoustic scale, a factor of the scores.
     """
 
-    log_prior: Tensor | None = None
-    columns: np.ndarray | None = None
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise ValueError(f"acoustic scale {self.scale}: give a positive number")
-
-
-class ScoreNetwork(nn.Module):
-    """scale (log softmax(logits) - log prior), in the selected columns."""
-
     log_prior: Tensor
     columns: Tensor
 
-    def __init__(self, readout: Readout, outputs: int) -> None:
+    def __init__(
+        self, outputs: int, log_prior: Tensor | None = None, columns: np.ndarray | None = None, scale: float = 1.0
+    ) -> None:
         super().__init__()
-        prior = torch.zeros(outputs) if readout.log_prior is None else readout.log_prior.detach().float().clone()
-        columns = np.arange(outputs) if readout.columns is None else readout.columns
+        prior = torch.zeros(outputs) if log_prior is None else log_prior.detach().float().clone()
+        columns = np.arange(outputs) if columns is None else columns
         if prior.shape != (outputs,) or not len(columns) or columns.min() < 0 or columns.max() >= outputs:
             raise ValueError(
                 f"the network has {outputs} outputs, but the prior has {len(prior)} and the graph reads columns up "
@@ -141,7 +128,7 @@ class ScoreNetwork(nn.Module):
             )
         self.register_buffer("log_prior", prior)
         self.register_buffer("columns", torch.from_numpy(columns.astype(np.int64)))
-        self.scale = readout.scale
+        self.scale = scale
         self.in_order = bool(len(columns) == outputs and (columns == np.arange(outputs)).all())
 
     @property

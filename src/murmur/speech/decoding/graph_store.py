@@ -2,28 +2,36 @@
 
 A graph is written into a folder of another name that is then renamed, so a killed writer leaves nothing that looks
 like a graph; `load_graph` refuses a graph that does not match its checksum, and `ensure_graph` makes it again.
+
+Large graphs are built in a separate process, which a stop signal ends: each step is one call of a library that holds
+the interpreter's lock, for minutes with a large language model. Other work may go on meanwhile.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
-import os
-import shutil
-from collections.abc import Callable, Iterator
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import kaldifst
 import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from murmur.core.plain_files import UNREADABLE, plain_file, refuse_link
-from murmur.execution.library_lines import library_lines_kept
-from murmur.speech.decoding.graph import DecodingGraph, GraphFacts, GraphOptions
+from murmur.core.plain_files import UNREADABLE, refuse_link
+from murmur.core.whole_files import alone, atomic_folder
+from murmur.execution.messages import library_lines_kept
+from murmur.execution.processes import bar_of
+from murmur.execution.workers import Worker, WorkerDied, end_workers, in_worker, start_worker, wait_for_reason
+from murmur.speech.decoding.graph import DecodingGraph, GraphFacts, GraphOptions, Tell
 from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.language_model.grammar import Grammar
 from murmur.speech.lexicon.lexicon import Lang, write_symbols
@@ -63,16 +71,8 @@ def save_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
     """Write a graph into `folder`, which is replaced as a whole. Raises OSError if the graph cannot be written."""
     folder = Path(folder)
     refuse_link(folder)
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        write_graph(graph, partial, key)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with atomic_folder(folder) as new:
+        write_graph(graph, new, key)
 
 
 def write_graph(graph: DecodingGraph, folder: Path, key: str) -> None:
@@ -154,7 +154,7 @@ def ensure_graph(folder: Path, key: str, build: Callable[[], DecodingGraph]) -> 
     """
     if graph_is_there(folder, key):
         return None
-    with _alone(folder):
+    with alone(folder):
         if graph_is_there(folder, key):  # built in the meantime
             return None
         log.info("graph %s: building", folder.name)
@@ -175,18 +175,98 @@ def graph_is_there(folder: Path, key: str) -> bool:
         return False
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock on a graph; on a file system without locks, several processes may build it at the same time."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with plain_file(folder.with_name(f".{folder.name}.lock"), os.O_WRONLY | os.O_CREAT) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
-        except OSError as error:
-            log.info("graph %s: no lock (%s)", folder.name, error)
-        yield
-
-
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+LARGE_STATES = 20_000  # of a grammar; the steps of smaller ones take less than a second
+Build = Callable[..., DecodingGraph]  # called with `tell`, the function that is told each step; must pickle
+
+
+def build_graph(build: Build, grammar: Grammar, scratch: Path, tell: Tell) -> DecodingGraph:
+    """Build the graph of a grammar by `build`; for large grammars in another process, via files in `scratch`.
+
+    A worker process builds all graphs itself: a stop signal ends it anyway.
+
+    Raises:
+        Exception: `build` raised it.
+        WorkerDied: the other process died.
+    """
+    if not is_large(grammar) or in_worker():
+        return build(tell=tell)
+    with building([build], scratch) as results:
+        return results[0](tell)
+
+
+def is_large(grammar: Grammar) -> bool:
+    """True if the graph of a grammar takes long."""
+    return grammar.fst.num_states >= LARGE_STATES
+
+
+@contextmanager
+def building(builds: Sequence[Build], scratch: Path) -> Iterator[list[Callable[[Tell], DecodingGraph]]]:
+    """Build graphs in another process, one after the other, while the block runs.
+
+    Yields:
+        Functions that wait for a graph and return it, to be called in this order; they raise the errors of
+        `build_graph`.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".graph-", dir=scratch) as folder:
+        started: list[Worker] = []
+        try:
+            connection = start_worker(started, _build, builds, Path(folder)).connection
+            yield [partial(_receive, connection, number, Path(folder, str(number))) for number in range(len(builds))]
+        finally:
+            end_workers(started)
+
+
+def _receive(connection: Connection, number: int, folder: Path, tell: Tell) -> DecodingGraph:
+    """Tell the steps of a graph until it is built, then read it; messages of earlier graphs are passed over."""
+    answer: object = ()
+    try:
+        while isinstance(answer, tuple):
+            of, answer = connection.recv()
+            if isinstance(answer, Exception):
+                raise answer
+            if of < number:
+                answer = ()
+            elif isinstance(answer, tuple):
+                tell(*answer)
+    except (EOFError, ConnectionResetError):
+        wait_for_reason()
+        raise WorkerDied(
+            "the process that built a decoding graph died: out of memory? A smaller language model (murmur lm prune)"
+            " needs less"
+        ) from None
+    return load_graph(folder)
+
+
+def _build(connection: Connection, builds: Sequence[Build], folder: Path) -> None:
+    for number, build in enumerate(builds):
+        (folder / str(number)).mkdir()
+        try:
+            write_graph(build(tell=partial(_send_step, connection, number)), folder / str(number), "")
+        except Exception as error:  # raised again in the other process
+            error.add_note(traceback.format_exc())
+            connection.send((number, error))
+            return
+        connection.send((number, None))
+
+
+def _send_step(connection: Connection, number: int, step: str, done: int, steps: int) -> None:
+    connection.send((number, (step, done, steps)))
+
+
+@contextmanager
+def graph_bar() -> Iterator[Tell]:
+    """Show the steps of one graph as a progress bar on stderr; yields the function that is told them."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with bar_of(*columns) as bar:
+        task = bar.add_task("search graph", total=None)
+        yield lambda step, done, steps: bar.update(
+            task, description=f"search graph: {step}", completed=done, total=steps
+        )
+        steps = bar.tasks[0].total or 1
+        bar.update(task, description="search graph", completed=steps, total=steps)

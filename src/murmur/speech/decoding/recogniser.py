@@ -1,5 +1,8 @@
 """Recogniser: from scores to words with frames and confidences, by the best path of CTC or a lattice of a graph.
 
+A graph emits a word somewhere inside it, as early as it is certain; the phones of the path, read from its
+transition-ids, give the exact edges once they are divided among the pronunciations of the words.
+
 Everything a recogniser needs beside scores and graph can be written as JSON, so that it works without the corpus.
 Shapes: scores_UC, U output frames and C columns.
 """
@@ -10,16 +13,58 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from murmur.speech.ctc.criterion import Units
-from murmur.speech.ctc.words import collapsed, spoken_words, units_between
+from murmur.speech.ctc import Units, collapsed, spoken_words, units_between
 from murmur.speech.decoding.decoder import Decoder, Hypothesis
 from murmur.speech.decoding.lattice import Lattice
-from murmur.speech.decoding.word_times import WordTimer, divide
-from murmur.speech.hmm.phone_arcs import PhoneArcs
+from murmur.speech.hmm.transitions import PhoneArcs, Transitions
+from murmur.speech.lexicon.lexicon import SILENCE_ID, Lang
+
+
+class Piece(NamedTuple):
+    """A word on phones `begin` ... `end` - 1; `previous` is the end of the word before it."""
+
+    previous: int
+    begin: int
+    end: int
+
+
+def divide(prons: Sequence[Sequence[Sequence[int]]], labels: Sequence[int], pause: int | None) -> list[Piece]:
+    """The labels of each word, found by trying all ways to place the words in sequence; `pause` may lie between words.
+
+    Raises:
+        ValueError: there is no way.
+    """
+    ways: list[dict[int, Piece]] = []
+    ends = [0]
+    for choices in prons:
+        reached: dict[int, Piece] = {}
+        for previous in ends:
+            for begin in _after_pause(labels, previous, pause):
+                for pron in choices:
+                    end = begin + len(pron)
+                    if list(labels[begin:end]) == list(pron):
+                        reached.setdefault(end, Piece(previous, begin, end))
+        ways.append(reached)
+        ends = list(reached)
+    complete = [end for end in ends if len(labels) in _after_pause(labels, end, pause)]
+    if not complete:
+        raise ValueError("the words of the hypothesis do not spell its phones: is it partial, or of another lexicon?")
+    pieces, end = [], complete[0]
+    for reached in reversed(ways):
+        pieces.append(reached[end])
+        end = reached[end].previous
+    return pieces[::-1]
+
+
+def _after_pause(labels: Sequence[int], position: int, pause: int | None) -> list[int]:
+    """Positions at which the next word may begin: here, or after one pause."""
+    paused = position < len(labels) and labels[position] == pause
+    return [position, position + 1] if paused else [position]
+
 
 Span = tuple[int, int]
 
@@ -53,24 +98,51 @@ class Spans(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PhoneSpans:
-    """Spans in an HCLG: the phones of the path, divided among the words' pronunciations."""
+    """Spans in an HCLG: the phones of the path, divided among the words' pronunciations.
 
-    timer: WordTimer
+    Attributes:
+        prons: pronunciations of each word, as phone labels.
+        arcs: phones of the graph's transition-ids.
+    """
+
+    prons: Mapping[str, Sequence[Sequence[int]]]
+    arcs: PhoneArcs
+
+    @staticmethod
+    def of(lang: Lang, transitions: Transitions) -> PhoneSpans:
+        """The spans of an HCLG's lexicon and transition model."""
+        prons: dict[str, list[tuple[int, ...]]] = {}
+        for pron in lang.prons:
+            prons.setdefault(pron.word, []).append(pron.phones)
+        return PhoneSpans(prons, transitions.arcs)
 
     def __call__(self, found: Hypothesis, emitted: Sequence[int]) -> list[Span]:
         """Spans by phones. For partial hypotheses, whose last word may be cut, from one word to the next."""
         if not found.complete:
             return list(pairwise([*emitted, len(found.labels)]))
-        return [(time.first_frame, time.first_frame + time.num_frames) for time in self.timer(found)]
+        return self.of_words(found.words, found.labels)
+
+    def of_words(self, words: Sequence[str], tids_T: np.ndarray) -> list[Span]:
+        """Spans of the words on a path of transition-ids; pauses between words belong to none.
+
+        If the phones can be divided in several ways, one is taken. Raises ValueError if the words' pronunciations do
+        not spell the phones of the path: for a partial hypothesis, or another lexicon than the graph's.
+        """
+        tids_T = np.asarray(tids_T, dtype=np.int32)
+        self.arcs.check(tids_T)
+        starts = self.arcs.starts(tids_T)
+        phones = self.arcs.phone_of[tids_T[starts]].tolist()
+        edges = [*starts.tolist(), len(tids_T)]
+        pieces = divide([self.prons.get(word, ()) for word in words], phones, SILENCE_ID)
+        return [(edges[piece.begin], edges[piece.end]) for piece in pieces]
 
     def to_json(self) -> dict[str, Any]:
         """Pronunciations, and the phones of transition-ids."""
-        arcs = self.timer.arcs
         return {
-            "lexicon": {word: [list(pron) for pron in prons] for word, prons in self.timer.prons.items()},
-            "phone_of": arcs.phone_of.tolist(),
-            "is_self_loop": arcs.is_self_loop.astype(int).tolist(),
-            "is_final": arcs.is_final.astype(int).tolist(),
+            "lexicon": {word: [list(pron) for pron in prons] for word, prons in self.prons.items()},
+            "phone_of": self.arcs.phone_of.tolist(),
+            "is_self_loop": self.arcs.is_self_loop.astype(int).tolist(),
+            "is_final": self.arcs.is_final.astype(int).tolist(),
         }
 
 
@@ -116,7 +188,7 @@ def spans_of(content: Mapping[str, Any]) -> Spans:
     if "columns" in content:
         return UnitSpans(np.array(content["columns"], np.int32), content["spellings"], content["separator"])
     stays, leaves = (np.array(content[name], bool) for name in ("is_self_loop", "is_final"))
-    return PhoneSpans(WordTimer(content["lexicon"], PhoneArcs(np.array(content["phone_of"], np.int32), stays, leaves)))
+    return PhoneSpans(content["lexicon"], PhoneArcs(np.array(content["phone_of"], np.int32), stays, leaves))
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ the search that it does not know; words of its own that the search cannot output
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -25,12 +25,9 @@ import numpy as np
 
 from murmur.speech.decoding.decoder import Hypothesis
 from murmur.speech.language_model.ngram import END, START, NgramModel
-from murmur.speech.language_model.text_scores import token_log_probs
-from murmur.speech.language_model.word_lstm import LstmLanguageModel
-from murmur.speech.language_model.word_numbers import UNKNOWN_NUMBER, WordNumbers
+from murmur.speech.language_model.word_lstm import UNKNOWN_NUMBER, LstmLanguageModel, WordNumbers, token_log_probs
 
 Words = tuple[str, ...]
-Lists = Mapping[str, Sequence[Hypothesis]]
 
 
 class TokenScores(Protocol):

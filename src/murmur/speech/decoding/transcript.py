@@ -117,11 +117,7 @@ def as_json(transcript: Transcript) -> str:
             for word in transcript.words
         ],
         "pieces": [[round(start, 3), round(end, 3)] for start, end in transcript.pieces],
-        "partial": transcript.partial,
-        "changes": transcript.changes,
-        "too_short": transcript.too_short,
-        "silent": transcript.silent,
-        "channel": transcript.channel,
+        **{name: getattr(transcript, name) for name in ("partial", "changes", "too_short", "silent", "channel")},
     }
     return json.dumps(content, ensure_ascii=False) + "\n"
 

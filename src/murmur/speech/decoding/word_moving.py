@@ -173,21 +173,23 @@ class _Ways:
 
     def __init__(self, graph: _Graph) -> None:
         self.graph = graph
+        self.final = {state for state, cost in enumerate(graph.finals) if cost < float("inf")}
         self.after: dict[int, float] = {}
         self.before: dict[int, float] = {}
 
     def backwards(self, arc: GraphArc) -> bool:
         """True if the word should move to the arcs before; otherwise it moves to those after."""
         if arc.source not in self.before:
-            self.before[arc.source] = self._arcs(arc.source, self._is_start, self.graph.into, lambda a: a.source)
+            ends = {self.graph.start}
+            self.before[arc.source] = self._arcs(arc.source, ends, self.graph.into, lambda a: a.source)
         if arc.target not in self.after:
-            self.after[arc.target] = self._arcs(arc.target, self._may_end, self.graph.leaving, lambda a: a.target)
+            self.after[arc.target] = self._arcs(arc.target, self.final, self.graph.leaving, lambda a: a.target)
         return self.before[arc.source] < self.after[arc.target]
 
     def _arcs(
         self,
         first: int,
-        ends: Callable[[int], bool],
+        ends: set[int],
         arcs_at: Callable[[int], Iterator[GraphArc]],
         beyond: Callable[[GraphArc], int],
     ) -> float:
@@ -195,7 +197,7 @@ class _Ways:
         seen, waiting, count = {first}, [first], 0
         while waiting:
             state = waiting.pop()
-            if ends(state):
+            if state in ends:
                 return float("inf")
             for arc in arcs_at(state):
                 if arc.olabel:
@@ -205,12 +207,6 @@ class _Ways:
                     seen.add(beyond(arc))
                     waiting.append(beyond(arc))
         return float(count)
-
-    def _may_end(self, state: int) -> bool:
-        return self.graph.finals[state] < float("inf")
-
-    def _is_start(self, state: int) -> bool:
-        return state == self.graph.start
 
 
 @dataclass

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -24,12 +23,10 @@ from lhotse.audio.utils import get_audio_duration_mismatch_tolerance
 from lhotse.features.kaldi.layers import Wav2LogFilterBank, Wav2MFCC
 from torch import nn
 
-from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, StoredFeatures, Utterance
-from murmur.speech.corpus.cut_short import fault_of, lacks
-from murmur.speech.corpus.file_errors import making_sense_of
-from murmur.speech.corpus.sound_file import UNEQUAL, Sound, open_sound, rate_and_channels
-from murmur.speech.corpus.sphere import REMEDY, is_shortened
-from murmur.speech.features.cepstral_warp import MelCepstra, at_speed
+from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, StoredFeatures, Utterance
+from murmur.speech.corpus.file_content import making_sense_of
+from murmur.speech.corpus.sound_file import REMEDY, UNEQUAL, Sound, is_shortened, lacks, rate_and_channels
+from murmur.speech.features.augment import MelCepstra, at_speed
 
 
 @dataclass(frozen=True)
@@ -67,11 +64,9 @@ class LogMel:
 
 @dataclass(frozen=True)
 class Mfcc:
-    """Mel frequency cepstra, like Kaldi's compute-mfcc-feats --use-energy=false without dither.
+    """Mel frequency cepstra, like Kaldi's compute-mfcc-feats --use-energy=false --snip-edges=false without dither.
 
-    Attributes as in `LogMel`, and:
-        cepstra: number of coefficients kept, c0 first.
-        snip_edges: keep only frames that fit wholly into the audio, two fewer at 25/10 ms (Kaldi's alignment default).
+    Attributes as in `LogMel`, and `cepstra`, the number of coefficients kept, c0 first.
     """
 
     rate_hz: int = 16000
@@ -81,7 +76,6 @@ class Mfcc:
     high_hz: float = 0.0
     frame_length_seconds: float = 0.025
     frame_shift_seconds: float = 0.01
-    snip_edges: bool = False
     speed: float = 1.0
 
     @property
@@ -99,23 +93,19 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class ReadyAtSpeed:
-    """Mel cepstra of the corpus itself (feats.scp), changed to those of the same speech at another speed.
+class ReadyAtSpeed(Ready):
+    """Mel cepstra of the corpus itself, c0 first, changed to those of the same speech at another speed.
 
-    Attributes:
-        dims: number of values per frame, c0 first.
-        frame_shift_seconds: time from frame to frame.
+    Attributes as in `Ready`, and:
         speed: playback speed; 1.1 raises tempo and formants by 1.1.
         analysis: the analysis that made the cepstra.
     """
 
-    dims: int = 13
-    frame_shift_seconds: float = 0.01
     speed: float = 1.0
     analysis: MelCepstra = field(default_factory=MelCepstra)
 
 
-Front = LogMel | Mfcc | Ready | ReadyAtSpeed
+Front = LogMel | Mfcc | Ready
 
 
 def digest(front: Front) -> str:
@@ -125,12 +115,13 @@ def digest(front: Front) -> str:
 
 
 def features_of(utterance: Utterance, front: Front) -> np.ndarray:
-    """feats_TF of one utterance, checked to have frames, F = front.dims columns and no NaN or infinity.
+    """feats_TF of one utterance.
 
     Raises:
-        CorpusError: the audio or features are missing, damaged, at another rate, too short, or not finite.
+        CorpusError: the audio or features are missing, damaged, at another rate, too short, of another number of
+            columns than front.dims, or not finite.
     """
-    if isinstance(front, Ready | ReadyAtSpeed):
+    if isinstance(front, Ready):
         if utterance.features is None:
             raise CorpusError("it has no stored features: prepare it with LogMel or Mfcc, or give feats.scp")
         feats_TF = read_stored(utterance.features)
@@ -146,11 +137,7 @@ def features_of(utterance: Utterance, front: Front) -> np.ndarray:
 
 
 def analyse(samples_S: np.ndarray, front: LogMel | Mfcc) -> np.ndarray:
-    """feats_TF of samples at front.rate_hz.
-
-    Raises:
-        CorpusError: the audio is shorter than one window.
-    """
+    """feats_TF of samples at front.rate_hz; a CorpusError if they are shorter than one window."""
     if front.speed != 1.0:
         samples_S = soxr.resample(samples_S, front.rate_hz * front.speed, front.rate_hz)
     if len(samples_S) < front.frame_length_seconds * front.rate_hz:
@@ -170,22 +157,12 @@ def _layer(front: LogMel | Mfcc) -> nn.Module:
         "high_freq": front.high_hz,
         "dither": 0.0,
     }
-    if isinstance(front, LogMel):
-        return _with_fast_power(Wav2LogFilterBank(**common))
-    with warnings.catch_warnings():
-        # Lhotse warns that snip_edges=True does not fit its own bookkeeping of durations, which is not used here.
-        warnings.filterwarnings("ignore", message="Setting snip_edges=True")
-        return _with_fast_power(Wav2MFCC(**common, num_ceps=front.cepstra, snip_edges=front.snip_edges))
-
-
-def _with_fast_power(layer: nn.Module) -> nn.Module:
-    """Replace abs(X)**2, a quarter of the whole analysis time, by the same sum of squares without the root."""
-    layer._to_spec = _power  # type: ignore[assignment]
+    layer: nn.Module = (
+        Wav2MFCC(**common, num_ceps=front.cepstra) if isinstance(front, Mfcc) else Wav2LogFilterBank(**common)
+    )
+    # In place of abs(X)**2, a quarter of the whole analysis time: the same without the root.
+    layer._to_spec = lambda X_NTB: X_NTB.real.square() + X_NTB.imag.square()  # type: ignore[assignment]
     return layer
-
-
-def _power(spectrum_NTB: torch.Tensor) -> torch.Tensor:
-    return spectrum_NTB.real.square() + spectrum_NTB.imag.square()
 
 
 @dataclass(frozen=True)
@@ -199,11 +176,7 @@ class RecordedAudio:
     channel: int = 0
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """Samples [first, last) of the utterance.
-
-        Raises:
-            CorpusError: the file ends before them.
-        """
+        """Samples [first, last) of the utterance; a CorpusError if the file ends before them."""
         samples_SC = self.file.read(self.first + first, self.first + last)
         if lacks(last - first, len(samples_SC), self.file.rate_hz):
             end = (self.first + first + len(samples_SC)) / self.file.rate_hz
@@ -218,15 +191,14 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
     """One utterance, one channel of its file, checked but not yet read.
 
     Raises:
-        CorpusError: the audio is missing, damaged, truncated, empty, not at `rate_hz`, has several channels of which
-            none is chosen, or lacks the chosen one.
+        CorpusError: the audio is missing, damaged, truncated, empty, not at `rate_hz`, or lacks a chosen channel.
     """
     source = _output_of(audio.command) if audio.command else audio.path
     try:
-        with open_sound(source) as file:
+        with Sound(source) as file:
             if file.rate_hz != rate_hz:
                 raise CorpusError(f"{audio.path} is at {file.rate_hz} Hz, not {rate_hz}: resample it or set rate_hz")
-            fault = fault_of(file) or (None if file.is_uniform else UNEQUAL)
+            fault = file.fault() or (None if file.is_uniform else UNEQUAL)
             if fault is not None:
                 raise CorpusError(f"{audio.path} {fault}")
             _check_declared(audio, file.frames / rate_hz)
@@ -244,7 +216,6 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
 
 
 def _check_declared(audio: Audio, seconds: float) -> None:
-    """Check the length that a manifest declares, with lhotse's tolerance."""
     declared = audio.declared_seconds
     if declared is not None and abs(declared - seconds) > get_audio_duration_mismatch_tolerance():
         raise CorpusError(
@@ -253,7 +224,6 @@ def _check_declared(audio: Audio, seconds: float) -> None:
 
 
 def _channel(audio: Audio, channels: int) -> int:
-    """The channel of an utterance in a file that has `channels` of them."""
     if audio.channel is None and channels != 1:
         raise CorpusError(
             f"{audio.path} has {channels} channels and none is chosen: extract the one that holds the speech, or name"
@@ -278,11 +248,7 @@ def read_audio(audio: Audio, rate_hz: int) -> np.ndarray:
 
 
 def sample_rate_hz(corpus: Corpus) -> int:
-    """Sample rate of a corpus, read from the header of its first recording.
-
-    Raises:
-        CorpusError: the corpus is empty, has no audio, or its first recording cannot be read.
-    """
+    """Sample rate of a corpus, read from the header of its first recording; a CorpusError if it has none."""
     audio = corpus.utterances[0].audio if corpus.utterances else None
     if audio is None:
         raise CorpusError("the first utterance has no audio to take the sample rate from: set rate_hz yourself")
@@ -315,21 +281,14 @@ def read_stored(source: StoredFeatures) -> np.ndarray:
         return np.array(kio.FloatMatrix.read(str(where)), dtype=np.float32)
 
 
-def write_archive(feats: dict[str, np.ndarray], archive: Path) -> None:
-    """Write {utterance: feats_TF} as a Kaldi archive `archive` and an index `archive` with suffix .scp."""
-    with kio.FloatMatrixWriter(f"ark,scp:{archive},{archive.with_suffix('.scp')}") as writer:
-        for name in sorted(feats, key=str.encode):
-            writer.write(name, feats[name])
-
-
-def deltas(feats_TF: np.ndarray, order: int = 2, window: int = 2) -> np.ndarray:
+def deltas(feats_TF: np.ndarray, order: int = 2) -> np.ndarray:
     """Features with their time derivatives appended, (T, (order + 1) F), as Kaldi's add-deltas.
 
-    d_t = sum_k k (x_{t+k} - x_{t-k}) / (2 sum_k k^2), k = 1 .. window, with the edge frames repeated; the derivative
-    of order n applies this filter n times, before any edge is repeated.
+    d_t = sum_k k (x_{t+k} - x_{t-k}) / 10, k = 1, 2, with the edge frames repeated; the derivative of order n applies
+    this filter n times, before any edge is repeated.
     """
     parts = [feats_TF]
-    for kernel in delta_kernels(order, window):
+    for kernel in delta_kernels(order):
         edge = len(kernel) // 2
         padded = np.pad(feats_TF, ((edge, edge), (0, 0)), mode="edge")
         windows_TFK = np.lib.stride_tricks.sliding_window_view(padded, len(kernel), axis=0)
@@ -337,11 +296,28 @@ def deltas(feats_TF: np.ndarray, order: int = 2, window: int = 2) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def delta_kernels(order: int, window: int = 2) -> list[np.ndarray]:
-    """The filters of `deltas`, (2 n window + 1,) for each order n = 1 .. `order`: weights of frames around t."""
-    kernel, found = np.ones(1), []
-    single = np.arange(-window, window + 1) / (2 * sum(k * k for k in range(1, window + 1)))
+def delta_kernels(order: int) -> list[np.ndarray]:
+    """The filters of `deltas`, (4 n + 1,) for each order n = 1 .. `order`: weights of frames around t."""
+    found = [np.ones(1)]
     for _ in range(order):
-        kernel = np.convolve(kernel, single)
-        found.append(kernel)
-    return found
+        found.append(np.convolve(found[-1], np.arange(-2, 3) / 10))
+    return found[1:]
+
+
+def check_readable(corpus: Corpus, rate_hz: int) -> None:
+    """Check audio that is read later, such as that of test, without decoding samples or running commands.
+
+    Raises:
+        CorpusError: more than 1 % of the utterances have files that are damaged, cut short, or at another rate.
+    """
+    problems = []
+    for utterance in corpus.utterances:
+        audio = utterance.audio
+        if audio is None or audio.command is not None:
+            continue
+        try:
+            with opened(audio, rate_hz):
+                pass
+        except CorpusError as error:
+            problems.append(Problem(utterance.id, str(audio.path), str(error)))
+    corpus.without(problems)

@@ -9,7 +9,7 @@ Shapes: U utterances, N chunks, T = left + frames + right frames of a padded chu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -18,9 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from murmur.speech.features.permutation import Permutation
+from murmur.speech.features.batching import Permutation
 
 IGNORED = -100  # torch's cross-entropy ignores this target
+FITTED_FRAMES = 4  # by which an alignment may be longer or shorter than its features
 PARTITION = 1  # last part of a name: the permutation that assigns chunks to parts, beside those of epochs
 Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
@@ -41,12 +42,7 @@ class Frames(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SomeUtterances:
-    """Some of the utterances of other frames, numbered anew.
-
-    Attributes:
-        frames: frames of all utterances.
-        chosen: (U,) the utterances, by their number among all.
-    """
+    """Some of the utterances of other frames, by their number among all, (U,); they are numbered anew."""
 
     frames: Frames
     chosen: npt.NDArray[np.int64]
@@ -74,11 +70,8 @@ class Chunk:
     last: int
 
 
-class Versions(Protocol):
-    """Several versions of the same utterances; one version is drawn for each chunk."""
-
-    def draw(self, chunk: Chunk, rng: np.random.Generator) -> tuple[Frames, Chunk]:
-        """The source of a chunk's frames, and the chunk's place in that source."""
+# Draws one of several versions of the utterance of a chunk: the source of its frames, and its place in that source.
+Versions = Callable[[Chunk, np.random.Generator], tuple[Frames, Chunk]]
 
 
 @dataclass(frozen=True)
@@ -94,6 +87,29 @@ class ChunkBatch:
         return int((self.targets != IGNORED).sum())
 
 
+@dataclass(frozen=True)
+class Chunks:
+    """Options for cutting utterances into training chunks.
+
+    Attributes:
+        frames: length of the longest chunk.
+        left_frames: frames of context before the chunk, not trained.
+        right_frames: frames of context after the chunk, not trained.
+        size: number of chunks in a minibatch.
+        parts: number of shares of the chunks; with as many lock-step learners, each trains on its own share alone.
+    """
+
+    frames: int = 100
+    left_frames: int = 12
+    right_frames: int = 12
+    size: int = 24
+    parts: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.frames, self.size, self.parts) < 1 or min(self.left_frames, self.right_frames) < 0:
+            raise ValueError(f"{self}: frames, size and parts must be at least 1, and the context at least 0")
+
+
 @dataclass(frozen=True, eq=False)
 class ChunkTable:
     """All chunks of a corpus in a seeded order, a new one each epoch; every frame is trained once per epoch.
@@ -107,9 +123,9 @@ class ChunkTable:
         right_frames: context after a chunk.
         size: number of chunks per minibatch; the last minibatch of an epoch may be smaller.
         seed: seed of the permutations.
-        parts: above 1, number of parts to which the chunks are assigned once and for all. Minibatch n then holds only
-            chunks of part n mod parts, so that with as many lock-step learners each sees its own part alone, like hosts
-            of a cluster that each hold a share of the corpus. The last minibatches of a part may hold one chunk more.
+        parts: number of parts to which the chunks are assigned once and for all. Minibatch n holds only chunks of part
+            n mod parts, so that with as many lock-step learners each sees its own part alone, like hosts of a cluster
+            that each hold a share of the corpus. The last minibatches of a part may hold one chunk more.
 
     Raises:
         ValueError: no utterance, an empty one, a size below 1, or more parts than chunks.
@@ -139,7 +155,7 @@ class ChunkTable:
 
     @cached_property
     def _behind(self) -> npt.NDArray[np.int64]:
-        """Cumulative number of chunks, including each utterance."""
+        """Chunks up to the end of each utterance."""
         return np.cumsum(-(-np.asarray(self.lengths, np.int64) // self.frames))
 
     @property
@@ -224,7 +240,7 @@ class ChunkTable:
         versions: Versions | None,
     ) -> ChunkBatch:
         rng, draws = (np.random.default_rng([*name, purpose]) for purpose in (1, 2))
-        drawn = [(corpus, chunk) if versions is None else versions.draw(chunk, draws) for chunk in chunks]
+        drawn = [(corpus, chunk) if versions is None else versions(chunk, draws) for chunk in chunks]
         chunks = [chunk for _, chunk in drawn]
         width = self.left_frames + max(chunk.last - chunk.first for chunk in chunks) + self.right_frames
         feats = np.empty((len(chunks), width, corpus.dims), np.float32)
@@ -248,12 +264,15 @@ class FramesInMemory:
 
     feats: Mapping[str, np.ndarray]
     labels: Mapping[str, np.ndarray]
-    names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", tuple(self.feats))
         for name in self.names:
             check_lengths(name, self.feats[name], self.labels[name])
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The utterances by number."""
+        return tuple(self.feats)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -272,6 +291,57 @@ class FramesInMemory:
     def targets(self, utterance: int, first: int, last: int) -> np.ndarray:
         """Targets of the frames [first, last)."""
         return self.labels[self.names[utterance]][first:last]
+
+
+@dataclass(frozen=True)
+class AlignedFrames:
+    """An utterance to store: feats (T, F), and a target per frame, (T,), integers from 0; None for features alone."""
+
+    name: str
+    feats: np.ndarray
+    targets: np.ndarray | None = None
+
+
+def fit_targets(pdfs_T: np.ndarray, frames: int) -> np.ndarray:
+    """Targets for `frames` frames from an alignment with a few frames more or fewer.
+
+    Analyses with and without snip_edges differ by two frames at 25/10 ms; the first and last labels are repeated, or
+    the ends cut, equally on both sides.
+
+    Raises:
+        ValueError: the lengths differ by more than 4 frames: another utterance, or another frame rate.
+    """
+    missing = frames - len(pdfs_T)
+    if abs(missing) > FITTED_FRAMES or not len(pdfs_T):
+        raise ValueError(
+            f"an alignment of {len(pdfs_T)} frames cannot serve {frames} frames of features: align the same audio at "
+            "the same frame shift"
+        )
+    if missing >= 0:
+        return np.pad(pdfs_T, (missing // 2, missing - missing // 2), mode="edge")
+    return pdfs_T[-missing // 2 : -missing // 2 + frames]
+
+
+def at_speed(pdfs_T: np.ndarray, frames: int, first: int = 0, last: int | None = None) -> np.ndarray:
+    """An alignment stretched to the `frames` frames of the same audio played at another speed (nearest label).
+
+    Frame t takes the label of frame floor((t + 1/2) T / frames); of these the frames [first, last) are returned.
+    """
+    at_T = np.arange(first, frames if last is None else last)
+    return pdfs_T[((at_T + 0.5) * len(pdfs_T) / frames).astype(int)]
+
+
+def speed_copy(name: str, speed: float, feats_TF: np.ndarray, targets_T: np.ndarray) -> AlignedFrames:
+    """An utterance analysed at some speed (`LogMel(speed=...)`) with its alignment at speed 1 (Ko et al. 2015).
+
+    The copy is named `sp1.1-UTTERANCE`; at speed 1 the name is unchanged.
+    """
+    return AlignedFrames(copy_name(name, speed), feats_TF, at_speed(targets_T, len(feats_TF)))
+
+
+def copy_name(name: str, speed: float) -> str:
+    """The name of an utterance's copy at some speed."""
+    return name if speed == 1.0 else f"sp{speed:g}-{name}"
 
 
 def check_lengths(name: str, feats_TF: np.ndarray, targets_T: np.ndarray) -> None:

@@ -1,7 +1,7 @@
-"""Cepstral mean and variance normalisation over an utterance or over all speech of a speaker.
+"""Normalisation of mean and variance over an utterance or over all speech of a speaker; derivatives appended.
 
-feats_TF: T frames of F values. Statistics are summed in float64, so that the order of speakers' utterances changes no
-visible digit.
+feats_TF, raw_TF: T frames of F values; C = (order + 1) F columns with derivatives. Statistics are summed in float64, so
+that the order of speakers' utterances changes no visible digit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import Literal
 
 import numpy as np
 
+from murmur.speech.features.analysis import deltas
+
 Scope = Literal["speaker", "utterance", "none"]
+Columns = Literal["static", "all"]
 SMALLEST_DEVIATION = 1e-5
 
 
@@ -45,39 +48,45 @@ Pair = tuple[np.ndarray, np.ndarray]
 def statistics_of_all(
     feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], scope: Scope, *, variance: bool = True
 ) -> dict[str, Pair]:
-    """{utterance: mean and deviation of its speaker, or its own}; utterances of a speaker share the arrays.
-
-    Raises:
-        ValueError: an unknown scope, or "none", which has no statistics.
-    """
-    groups = normalised_together(feats, speakers, scope)
+    """{utterance: mean and deviation of its speaker, or its own}; utterances of a speaker share the arrays."""
+    groups = normalised_together(feats, speakers, scope).values()
     pairs = [(names, statistics((feats[n] for n in names), variance=variance)) for names in groups]
     return {name: pair for names, pair in pairs for name in names}
 
 
-def normalised_together(names: Iterable[str], speakers: Mapping[str, str], scope: Scope) -> list[list[str]]:
-    """Groups of utterances that share their statistics.
-
-    Raises:
-        ValueError: an unknown scope, or "none", which has no statistics.
-    """
-    if scope not in ("speaker", "utterance"):
-        raise ValueError(f"unknown CMVN scope {scope!r}: use speaker, utterance or none")
+def normalised_together(names: Iterable[str], speakers: Mapping[str, str], scope: Scope) -> dict[str, list[str]]:
+    """Utterances that share their statistics, by speaker or utterance."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(speakers[name] if scope == "speaker" else name, []).append(name)
-    return list(groups.values())
+    return groups
 
 
-def normalise_all(
-    feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], scope: Scope, *, variance: bool = True
-) -> dict[str, np.ndarray]:
-    """Every utterance normalised by the statistics of its speaker or its own; "none" returns unchanged features.
-
-    Raises:
-        ValueError: an unknown scope.
-    """
+def normalise_all(feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], scope: Scope) -> dict[str, np.ndarray]:
+    """Every utterance normalised by the statistics of its speaker or its own; "none" returns unchanged features."""
     if scope == "none":
         return dict(feats)
-    pairs = statistics_of_all(feats, speakers, scope, variance=variance)
+    pairs = statistics_of_all(feats, speakers, scope)
     return {name: normalise(feats[name], *pairs[name]) for name in feats}
+
+
+def with_derivatives(raw_TF: np.ndarray, pair: Pair | None, order: int, columns: Columns) -> np.ndarray:
+    """(T, C) features with derivatives, normalised by a mean and deviation; None leaves them as they are.
+
+    With columns "static" the pair is that of the features (F,), and derivatives keep the smaller deviations that follow
+    from those; with "all" it is that of all columns (C,).
+    """
+    if columns == "all":
+        wide_TC = deltas(raw_TF, order)
+        return wide_TC if pair is None else normalise(wide_TC, *pair)
+    return deltas(raw_TF if pair is None else normalise(raw_TF, *pair), order)
+
+
+def all_with_derivatives(
+    feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], scope: Scope, order: int, columns: Columns
+) -> dict[str, np.ndarray]:
+    """`with_derivatives` of every utterance, with the statistics of its speaker or its own."""
+    if columns == "all":
+        return normalise_all({name: deltas(feats[name], order) for name in feats}, speakers, scope)
+    normal = normalise_all(feats, speakers, scope)
+    return {name: deltas(feats_TF, order) for name, feats_TF in normal.items()} if order else normal

@@ -16,12 +16,12 @@ import lhotse
 import numpy as np
 
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance
-from murmur.speech.corpus.file_errors import read_arrays
+from murmur.speech.corpus.file_content import read_arrays
 from murmur.speech.corpus.kaldi_dir import read_alignments
 from murmur.speech.features.analysis import Front, features_of
+from murmur.speech.features.chunks import AlignedFrames, fit_targets
 from murmur.speech.features.cmvn import Pair, Scope, normalise, normalised_together, statistics
-from murmur.speech.features.frame_shards import UTTERANCES_PER_SHARD, AlignedFrames
-from murmur.speech.hmm.hybrid import fit_targets
+from murmur.speech.features.shards import UTTERANCES_PER_SHARD
 
 TARGETS = "targets"  # field of a Shar folder with one class per frame
 
@@ -60,7 +60,7 @@ class AlignedPart:
     targets: Mapping[str, np.ndarray]
 
     def utterances(self) -> Iterator[AlignedFrames | Problem]:
-        """Normalised features with their targets; alignments a few frames off are fitted (`hybrid.fit_targets`)."""
+        """Normalised features with their targets; alignments a few frames off are fitted (`fit_targets`)."""
         for name in self.names:
             if name not in self.targets:
                 yield Problem(name, "alignments", "it has no alignment: align it, or leave it out of the corpus")
@@ -95,7 +95,7 @@ def aligned_parts(
 def _statistics(feats: Mapping[str, np.ndarray], speakers: Mapping[str, str], scope: Scope) -> dict[str, Pair]:
     """Mean and deviation of each utterance, without those of whose group none can be read."""
     pairs = {}
-    for names in normalised_together(feats, speakers, scope):
+    for names in normalised_together(feats, speakers, scope).values():
         arrays = _readable(feats, names)
         first_TF = next(arrays, None)
         if first_TF is not None:

@@ -1,8 +1,15 @@
-"""Features on disk: memory-mapped float32 shards with checksums, made once, in several processes, resumable.
+"""Stores of frames: memory-mapped shards with checksums, made once, in several processes, resumable.
 
-A store is a folder with `00000.npy` (all frames of a shard's utterances, one after the other), `00000.json` (the
-beginning of each, the problems of those left out, the SHA-256 of the array), and so on. Every file is written under
-another name and then renamed, the JSON after its array; a shard without JSON or with another checksum is made again.
+    manifest.json        storage, columns, every shard's files with their sizes and SHA-256
+    00000.feats.npy      frames of the shard's utterances, one after the other, (frames, F)
+    00000.scales.npy     uint8 only: least value and step of every column of every utterance, (utterances, 2, F)
+    00000.targets.npy    stores with targets only: one per frame, (frames,)
+    00000.lengths.npy    frames of each utterance, (utterances,)
+    00000.names.txt      their names, one per line
+    00000.json           the shard's entry in the manifest; written last, so that a shard without it is incomplete
+
+The lengths and their running sum are held in memory, 12 bytes per utterance. Complete shards are kept and the others
+are made: a killed preparation continues, and damage costs only the damaged shard.
 """
 
 from __future__ import annotations
@@ -11,236 +18,279 @@ import hashlib
 import io
 import json
 import logging
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import mmap
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from murmur.core.counted import counted
+from murmur.core.whole_files import replacing
 from murmur.execution.processes import in_processes, with_bar
-from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance, losses, tell_losses
-from murmur.speech.corpus.file_errors import making_sense_of, naming, read_object
-from murmur.speech.features.analysis import Front, digest, features_of
+from murmur.speech.corpus.corpus import CorpusError, Problem, check_losses
+from murmur.speech.corpus.file_content import making_sense_of, read_object
+from murmur.speech.features.chunks import AlignedFrames, check_lengths, copy_with_edges
 
 log = logging.getLogger(__name__)
-UTTERANCES_PER_SHARD = 256
-Stamp = tuple[int, int]
+FORMAT = 1
+AGAIN = "prepare the corpus again"
+UTTERANCES_PER_SHARD = 1024
+LEVELS = 255  # steps between the least and the greatest value of a column
+MOST_COLUMNS = 1 << 20
+MANIFEST = "manifest.json"
+Storage = Literal["float32", "float16", "uint8"]
 
 
-@dataclass(frozen=True)
-class ShardRows(Mapping[str, np.ndarray]):
-    """{utterance: feats_TF} of a store, mapped from disk on access; pickled as names and places.
+@dataclass(frozen=True, eq=False)
+class FrameStore:
+    """Frames on disk, opened by `open_store`: `Frames` for a `ChunkTable` if they have targets.
 
     Attributes:
         folder: folder of the store.
-        places: shard, first row in its array, and number of frames of each utterance.
+        manifest: content of manifest.json.
+        lengths: number of frames of each utterance, (U,) int32.
     """
 
     folder: Path
-    places: Mapping[str, tuple[int, int, int]]
-
-    def __getitem__(self, utterance: str) -> np.ndarray:
-        shard, first, frames = self.places[utterance]
-        return self._array(shard)[first : first + frames]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __reduce__(self) -> tuple[type[ShardRows], tuple[Path, Mapping[str, tuple[int, int, int]]]]:
-        """Recipe for pickling: another process maps the arrays itself."""
-        return ShardRows, (self.folder, self.places)
-
-    @cached_property
-    def _maps(self) -> dict[int, np.ndarray]:
-        return {}
-
-    def _array(self, shard: int) -> np.ndarray:
-        if shard not in self._maps:
-            path = self.folder / f"{shard:05}.npy"
-            with making_sense_of(path, "delete it, and prepare again"):
-                self._maps[shard] = np.load(path, mmap_mode="r", allow_pickle=False)
-        return self._maps[shard]
-
-
-@dataclass(frozen=True)
-class FeatureStore(Mapping[str, np.ndarray]):
-    """{utterance: feats_TF}, read from disk on access, with their corpus (without the utterances left out)."""
-
-    folder: Path
-    corpus: Corpus
-    front: Front
-
-    def __getitem__(self, utterance: str) -> np.ndarray:
-        return self._rows[utterance]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def frames(self, utterance: str) -> int:
-        """Number of frames of an utterance, without reading them."""
-        return self._rows.places[utterance][2]
-
-    def rows(self, utterances: Iterable[str]) -> ShardRows:
-        """Some utterances in a form that is small to pickle, for processes that prepare parts."""
-        return ShardRows(self.folder, {name: self._rows.places[name] for name in utterances})
+    manifest: Mapping[str, Any]
+    lengths: npt.NDArray[np.int32]
 
     @property
-    def hours(self) -> float:
-        """Hours of speech."""
-        return sum(n for _, _, n in self._rows.places.values()) * self.front.frame_shift_seconds / 3600
+    def dims(self) -> int:
+        """Values per frame."""
+        return int(self.manifest["columns"])
 
-    def summary(self) -> str:
-        """Hours, utterances, speakers, and a line about utterances left out."""
-        speakers = len(set(self.corpus.speakers.values()))
-        lines = [
-            f"{self.hours:.3f} h, {counted(len(self), 'utterance')}, {counted(speakers, 'speaker')}, "
-            f"{len(self.corpus.problems)} skipped"
-        ]
-        return "\n".join(lines + ([losses(self.corpus.problems, len(self))] if self.corpus.problems else []))
+    @property
+    def storage(self) -> Storage:
+        """The type of stored values."""
+        found: Storage = self.manifest["storage"]
+        return found
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The parts left out when the store was made, with reasons."""
+        return tuple(Problem(**problem) for shard in self.manifest["shards"] for problem in shard["problems"])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __reduce__(self) -> tuple[Callable[[Path], FrameStore], tuple[Path]]:
+        return open_store, (self.folder,)
+
+    def read(self, utterance: int, first: int, out_TF: np.ndarray) -> None:
+        """Decode frames first, first + 1, ... into `out_TF` (float32); edge frames are repeated beyond the ends."""
+        shard, own, start = self.place(utterance)
+        feats_TF = self._map(shard, "feats")[start : start + int(self.lengths[utterance])]
+        copy_with_edges(feats_TF, first, out_TF)
+        if self.storage == "uint8":
+            least_F, step_F = self._map(shard, "scales")[own]
+            out_TF *= step_F
+            out_TF += least_F
+
+    def feats(self, utterance: int) -> np.ndarray:
+        """All frames of an utterance, float32 (T, F)."""
+        out_TF = np.empty((int(self.lengths[utterance]), self.dims), np.float32)
+        self.read(utterance, 0, out_TF)
+        return out_TF
+
+    def targets(self, utterance: int, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Targets of the frames [first, last)."""
+        shard, _, start = self.place(utterance)
+        last = int(self.lengths[utterance]) if last is None else last
+        return self._map(shard, "targets")[start + first : start + last]
 
     @cached_property
-    def _rows(self) -> ShardRows:
-        places: dict[str, tuple[int, int, int]] = {}
-        for shard, path in enumerate(sorted(self.folder.glob("[0-9]*.json"))):
-            first = 0
-            for name, frames in read_index(path).frames:
-                places[name] = (shard, first, frames)
-                first += frames
-        missing = [u.id for u in self.corpus.utterances if u.id not in places]
-        if missing:
-            raise CorpusError(f"{self.folder} has no features of {missing[:3]}: delete it, and prepare again")
-        return ShardRows(self.folder, {u.id: places[u.id] for u in self.corpus.utterances})
+    def names(self) -> tuple[str, ...]:
+        """Names of all utterances, read on first use, since training needs none."""
+        found: list[str] = []
+        for shard in self.manifest["shards"]:
+            path = self.folder / f"{shard['name']}.names.txt"
+            with making_sense_of(path, AGAIN):
+                own = path.read_text(encoding="utf-8").split("\n")[:-1] if shard["utterances"] else []
+                if len(own) != shard["utterances"]:
+                    raise CorpusError(f"{path} holds {len(own)} names, not {shard['utterances']}: {AGAIN}")
+            found += own
+        return tuple(found)
+
+    def place(self, utterance: int) -> tuple[int, int, int]:
+        """Shard of an utterance, index in it, and first frame in it."""
+        shard = int(self._firsts.searchsorted(utterance, "right")) - 1
+        first = int(self._firsts[shard])
+        return shard, utterance - first, int(self._starts[utterance] - self._starts[first])
+
+    def shape(self, shard: int) -> tuple[int, int]:
+        """Frames and columns of a shard."""
+        return self.manifest["shards"][shard]["frames"], self.dims
+
+    @cached_property
+    def _firsts(self) -> npt.NDArray[np.int64]:
+        """The first utterance of each shard."""
+        return np.cumsum([0, *(shard["utterances"] for shard in self.manifest["shards"])])
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        """Frames of the whole store before each utterance and before each shard."""
+        return np.cumsum(np.concatenate([[0], self.lengths]), dtype=np.int64)
+
+    @cached_property
+    def _maps(self) -> dict[tuple[int, str], np.ndarray]:
+        return {}
+
+    def _map(self, shard: int, what: str) -> np.ndarray:
+        found = self._maps.get((shard, what))
+        if found is None:
+            facts = self.manifest["shards"][shard]
+            path = self.folder / f"{facts['name']}.{what}.npy"
+            shapes = {"targets": (facts["frames"],), "scales": (facts["utterances"], 2, self.dims)}
+            kinds = {"targets": "iu", "scales": "f"}
+            found, pages = mapped(path, shapes.get(what, self.shape(shard)), kinds.get(what, "fu"))
+            if hasattr(mmap, "MADV_RANDOM"):  # chunks are far apart: reading ahead would fetch 128 KB for 5
+                pages.madvise(mmap.MADV_RANDOM)
+            self._maps[shard, what] = found
+        return found
 
 
-@dataclass(frozen=True)
-class Index:
-    """Contents of a shard's JSON: its utterances with their frames, problems, and the array's checksum."""
-
-    frames: tuple[tuple[str, int], ...]
-    problems: tuple[Problem, ...]
-    sha256: str
-
-
-def read_index(path: Path) -> Index:
-    """The JSON of a shard.
+def mapped(path: Path, wanted: tuple[int, ...], kinds: str) -> tuple[np.ndarray, mmap.mmap]:
+    """An .npy file as an array, and its pages, of which those in use are read.
 
     Raises:
-        CorpusError: the content has another form.
+        CorpusError: the file is damaged, or holds an array of another shape than `wanted` or another kind than `kinds`.
     """
-    again = "delete it, and prepare again"
-    with making_sense_of(path, again):
-        found = read_object(path, again)
-        frames = tuple((str(name), int(count)) for name, count in found["frames"])
-        if any(count < 0 for _, count in frames):
-            raise CorpusError(f"{path} has a negative number of frames: {again}")
-        problems = tuple(Problem(**{k: str(v) for k, v in problem.items()}) for problem in found["problems"])
-        return Index(frames, problems, str(found["sha256"]))
+    with making_sense_of(path, AGAIN):
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        if found.shape != wanted or found.dtype.kind not in kinds:
+            raise CorpusError(f"{path} holds {found.dtype} of shape {found.shape}, not {wanted}: {AGAIN}")
+        return found.view(np.ndarray), found._mmap
 
 
-def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progress: bool = False) -> FeatureStore:
-    """The features of a corpus, computed or found in `cache`/<digest of corpus and front>.
+def open_store(folder: Path) -> FrameStore:
+    """Open a prepared corpus; the sizes of all files are checked, but not the checksums (see `damages`).
 
-    Utterances whose audio cannot be used are left out and named in `store.corpus.problems`. They are tried again in
-    every call, since the reason may have passed, such as a program that was not installed.
+    Raises:
+        CorpusError: there is no corpus, it has no targets, its preparation was not finished, or a file is missing or
+            has the wrong size.
+    """
+    store = open_frames(Path(folder))
+    for shard in store.manifest["shards"]:
+        if f"{shard['name']}.targets.npy" not in shard["files"]:
+            raise CorpusError(f"{folder} holds features without targets: prepare the corpus with --alignments")
+    return store
+
+
+def open_frames(folder: Path) -> FrameStore:
+    """Open a store with or without targets, as `open_store` does."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise CorpusError(f"{folder} has no {MANIFEST}: not a prepared corpus, or its preparation was not finished")
+    manifest = read_object(path, AGAIN)
+    if manifest.get("format") != FORMAT:
+        raise CorpusError(f"{path} is of format {manifest.get('format')!r}, this version reads {FORMAT}: prepare again")
+    with making_sense_of(path, AGAIN):
+        _check_manifest(manifest)
+        for shard in manifest["shards"]:
+            for name, (size, _) in shard["files"].items():
+                file = folder / name
+                if not file.is_file() or file.stat().st_size != size:
+                    raise CorpusError(f"{file} is missing or does not have its {size} bytes: {AGAIN}")
+    return FrameStore(folder, manifest, np.concatenate([_lengths(folder, s) for s in manifest["shards"]]))
+
+
+def _check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Raise an error unless the manifest has the form in which it is written."""
+    if manifest["storage"] not in get_args(Storage) or not 0 < manifest["columns"] < MOST_COLUMNS:
+        raise ValueError(f"storage {manifest['storage']!r}, columns {manifest['columns']!r}")
+    for shard in manifest["shards"]:
+        name, counts = shard["name"], (shard["utterances"], shard["frames"])
+        if not re.fullmatch(r"\d{5,}", name) or not all(isinstance(n, int) and n >= 0 for n in counts):
+            raise ValueError(f"shard {name!r} of {counts[0]!r} utterances and {counts[1]!r} frames")
+        if any(not re.fullmatch(rf"{name}\.[a-z]+\.(npy|txt)", file) for file in shard["files"]):
+            raise ValueError(f"shard {name} names files that are not its own: {sorted(shard['files'])}")
+        _ = [Problem(**problem) for problem in shard["problems"]]
+    if not manifest["shards"]:
+        raise ValueError("no shards")
+
+
+def _lengths(folder: Path, shard: Mapping[str, Any]) -> npt.NDArray[np.int32]:
+    """Frames of each utterance of a shard."""
+    path = folder / f"{shard['name']}.lengths.npy"
+    with making_sense_of(path, AGAIN):
+        found: npt.NDArray[np.int32] = np.load(path, allow_pickle=False)
+        fits = found.shape == (shard["utterances"],) and found.dtype == np.int32 and (found >= 0).all()
+        if not fits or int(found.sum(dtype=np.int64)) != shard["frames"]:
+            raise CorpusError(f"{path} holds no {shard['utterances']} lengths of {shard['frames']} frames: {AGAIN}")
+        return found
+
+
+class ShardPart(Protocol):
+    """The source of one shard. Several processes receive it pickled, so it should refer to data, not hold it."""
+
+    def utterances(self) -> Iterator[AlignedFrames | Problem]:
+        """The utterances in order; a `Problem` for each one that is left out."""
+
+
+def make(
+    folder: Path,
+    parts: Sequence[ShardPart],
+    storage: Storage,
+    processes: int = 1,
+    progress: bool = False,
+    outdated: Collection[int] = (),
+    title: str = "shards",
+) -> FrameStore:
+    """Prepare shards that are missing or incomplete, one per part, and open the store.
 
     Args:
-        corpus: corpus to analyse.
-        front: analysis.
-        cache: folder of stores; one store per corpus and front.
-        processes: 1 works in this process; otherwise up to that many start if the work is worth it (`spawn`: scripts
-            need `if __name__ == "__main__"`).
+        folder: folder of this store alone; its name should identify the content, since complete shards are kept.
+        parts: sources of the shards.
+        storage: type of stored values: float32 keeps every bit, float16 half of them, uint8 255 steps a column and
+            utterance.
+        processes: up to that many processes start (`spawn`) if the work is worth it.
         progress: show a progress bar.
+        outdated: numbers of shards to make again, whatever their state.
+        title: name of the progress bar.
 
     Raises:
         CorpusError: more than 1 % of the utterances cannot be used.
+        ValueError: an utterance has different numbers of targets and frames.
     """
-    folder = store_folder(corpus, front, cache)
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    parts = [corpus.utterances[i : i + UTTERANCES_PER_SHARD] for i in range(0, len(corpus), UTTERANCES_PER_SHARD)]
-    seen = [stamp(folder, n) for n in range(len(parts))]
-    missing = [n for n, part in enumerate(parts) if not shard_is_whole(folder, n) or _is_mended(folder, n, part, front)]
-    makes = {n: partial(make_shard, folder, n, parts[n], front) for n in missing}
-    jobs = [partial(make_unless_made, folder, n, seen[n], shard_is_whole, make) for n, make in makes.items()]
-    for _ in with_bar(in_processes(jobs, processes), "features", len(jobs), progress):
+    seen = [stamp(folder, number) for number in range(len(parts))]
+    missing = [number for number in range(len(parts)) if number in outdated or not is_whole(folder, number)]
+    jobs = [
+        partial(_make_unless_made, folder, n, seen[n], partial(make_shard, folder, n, parts[n], storage))
+        for n in missing
+    ]
+    for _ in with_bar(in_processes(jobs, processes), title, len(jobs), progress):
         pass
-    problems = [p for path in sorted(folder.glob("[0-9]*.json")) for p in read_index(path).problems]
-    kept = corpus.without(problems)
-    if missing:
-        tell_losses(f"features in {folder.name}", len(kept), problems)
-    return FeatureStore(folder, kept, front)
+    _write_manifest(folder, len(parts), storage)
+    return open_frames(folder)
 
 
-def is_prepared(corpus: Corpus, front: Front, cache: Path) -> bool:
-    """True if the features of a corpus are in `cache`; their checksums are not verified."""
-    folder = store_folder(corpus, front, cache)
-    shards = range(-(-len(corpus) // UTTERANCES_PER_SHARD))
-    return all((folder / f"{n:05}.{kind}").is_file() for n in shards for kind in ("npy", "json"))
+def _write_manifest(folder: Path, count: int, storage: Storage) -> None:
+    """Write the entries of all shards into the manifest, unless it holds them already: a cache may be read-only."""
+    shards = [json.loads((folder / f"{number:05}.json").read_text(encoding="utf-8")) for number in range(count)]
+    problems = [Problem(**problem) for shard in shards for problem in shard["problems"]]
+    check_losses(sum(shard["utterances"] for shard in shards), problems)
+    columns = next(shard["columns"] for shard in shards if shard["utterances"])
+    odd = [s["name"] for s in shards if s["utterances"] and s["columns"] != columns]
+    if odd:
+        raise CorpusError(f"{folder}: shards {odd[:3]} do not have the {columns} values a frame of the first one")
+    manifest = {"format": FORMAT, "storage": storage, "columns": columns, "shards": shards}
+    content, path = json.dumps(manifest, ensure_ascii=False).encode(), folder / MANIFEST
+    if not path.is_file() or path.read_bytes() != content:
+        write_then_rename(path, [content])
 
 
-def store_folder(corpus: Corpus, front: Front, cache: Path) -> Path:
-    """The folder in `cache` for the features of this corpus and analysis, which need not exist."""
-    name = hashlib.sha256((corpus.digest() + digest(front)).encode()).hexdigest()[:16]
-    return Path(cache) / f"features-{name}"
-
-
-def missing_share(corpus: Corpus, front: Front, cache: Path) -> float:
-    """The share of the shards of a store that are missing, 0 to 1; their content is not checked."""
-    folder = store_folder(corpus, front, cache)
-    count = -(-len(corpus) // UTTERANCES_PER_SHARD)
-    missing = [n for n in range(count) if not (folder / f"{n:05}.json").is_file()]
-    return len(missing) / max(1, count)
-
-
-def shard_is_whole(folder: Path, number: int) -> bool:
-    """True if a shard's array exists and has the checksum that its JSON states."""
-    array, index = folder / f"{number:05}.npy", folder / f"{number:05}.json"
-    if not array.is_file() or not index.is_file():
-        return False
-    try:
-        if _is_of(read_index(index), array):
-            return True
-    except CorpusError as error:
-        log.warning("%s; the shard is made again", error)
-        return False
-    log.warning("%s is damaged: its checksum is not the one in %s; the shard is made again", array, index.name)
-    return False
-
-
-def _is_of(index: Index, array: Path) -> bool:
-    """True if an array has the checksum, and as many rows as there are frames."""
-    if index.sha256 != sha256_of(array):
-        return False
-    with making_sense_of(array, "prepare again"):
-        rows = np.load(array, mmap_mode="r", allow_pickle=False).shape[0]
-        return bool(rows == sum(count for _, count in index.frames))
-
-
-def _is_mended(folder: Path, number: int, utterances: Sequence[Utterance], front: Front) -> bool:
-    """True if an utterance that was left out of a shard has features now."""
-    left_out = {problem.utterance for problem in read_index(folder / f"{number:05}.json").problems}
-    for utterance in utterances:
-        if utterance.id in left_out:
-            try:
-                features_of(utterance, front)
-            except CorpusError:
-                continue
-            log.info("%s can be used now; its shard of features is made again", utterance.id)
-            return True
-    return False
+Stamp = tuple[int, int]
 
 
 def stamp(folder: Path, number: int) -> Stamp | None:
-    """A mark of a shard's JSON that changes when it is written again, even with the same content; None without one."""
+    """A mark that changes when a shard's JSON is written again, even with the same content; None without one."""
     try:
         found = (folder / f"{number:05}.json").stat()
     except FileNotFoundError:
@@ -248,45 +298,95 @@ def stamp(folder: Path, number: int) -> Stamp | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def make_unless_made(
-    folder: Path,
-    number: int,
-    seen: Stamp | None,
-    is_whole: Callable[[Path, int], bool],
-    make: Callable[[], None],
-) -> None:
+def _make_unless_made(folder: Path, number: int, seen: Stamp | None, make: Callable[[], None]) -> None:
     """Write a shard by `make`, unless another command has made it since its JSON had the stamp `seen`."""
     if stamp(folder, number) in (None, seen) or not is_whole(folder, number):
         make()
 
 
-def make_shard(folder: Path, number: int, utterances: Sequence[Utterance], front: Front) -> None:
-    """Write one shard: its array first, then its JSON, which marks it as complete."""
-    frames, problems, arrays = [], [], []
-    for utterance in utterances:
-        try:
-            feats_TF = features_of(utterance, front)
-        except CorpusError as error:
-            problems.append(asdict(Problem(utterance.id, _place(utterance), str(error))))
+def is_whole(folder: Path, number: int) -> bool:
+    """True if a shard has all its files, with the right checksums; damage is logged."""
+    if not (folder / f"{number:05}.json").is_file():
+        return False
+    found = damages(folder, number)
+    if found:
+        log.warning("%s, shard %05d: %s; the shard is made again", folder, number, "; ".join(found))
+    return not found
+
+
+def damages(folder: Path, number: int) -> list[str]:
+    """Faults of a shard, one line per file; empty if every checksum is right. Reads the whole shard."""
+    marker = folder / f"{number:05}.json"
+    try:
+        with making_sense_of(marker, AGAIN):
+            entry = read_object(marker, AGAIN)
+            files = {Path(n).name: (int(s), str(c)) for n, (s, c) in entry["files"].items()}
+            _ = int(entry["utterances"]), int(entry["columns"]), [Problem(**each) for each in entry["problems"]]
+    except (OSError, CorpusError) as error:
+        return [f"{marker.name} cannot be read ({error})"]
+    found = []
+    for name, (size, checksum) in files.items():
+        file = folder / name
+        if not file.is_file():
+            found.append(f"{name} is missing")
+        elif file.stat().st_size != size:
+            found.append(f"{name} has {file.stat().st_size} bytes instead of {size}")
+        elif sha256_of(file) != checksum:
+            found.append(f"{name} has another checksum than when it was written")
+    return found
+
+
+def make_shard(folder: Path, number: int, part: ShardPart, storage: Storage) -> None:
+    """Write the files of one shard, the one that names them last.
+
+    An earlier one of that name stays until then, for other commands that read it: checksums tell if it is out of date.
+    """
+    shard = f"{number:05}"
+    names, feats, scales, targets, problems = [], [], [], [], []
+    for utterance in part.utterances():
+        if isinstance(utterance, Problem):
+            problems.append(asdict(utterance))
             continue
-        frames.append((utterance.id, len(feats_TF)))
-        arrays.append(feats_TF)
-    array = folder / f"{number:05}.npy"
-    _, checksum = write_then_rename(array, _npy_parts(arrays, front.dims))
-    content = json.dumps({"frames": frames, "problems": problems, "sha256": checksum}, ensure_ascii=False)
-    write_then_rename(array.with_suffix(".json"), [content.encode()])
+        values, scale = encoded(utterance.feats, storage)
+        names.append(utterance.name)
+        feats.append(values)
+        scales.append(scale)
+        if utterance.targets is not None:
+            check_lengths(utterance.name, utterance.feats, utterance.targets)
+            targets.append(utterance.targets)
+    frames, columns = sum(map(len, feats)), feats[0].shape[1] if feats else 0
+    files: dict[str, list[bytes | memoryview]] = {}
+    files["feats.npy"] = [npy_header(np.dtype(storage).str, (frames, columns)), *(_bytes(values) for values in feats)]
+    if targets or not names:
+        all_targets = np.concatenate(targets) if targets else np.empty(0, np.int32)
+        fit = all_targets.max(initial=0) < 2**16  # into two bytes each
+        files["targets.npy"] = _npy(all_targets.astype(np.uint16 if fit else np.int32))
+    files["lengths.npy"] = _npy(np.array([len(values) for values in feats], np.int32))
+    if storage == "uint8":
+        files["scales.npy"] = _npy(np.stack(scales) if scales else np.empty((0, 2, columns), np.float32))
+    files["names.txt"] = [("\n".join(names) + "\n").encode()]
+    written = {f"{shard}.{end}": write_then_rename(folder / f"{shard}.{end}", own) for end, own in files.items()}
+    facts = {"name": shard, "utterances": len(names), "frames": frames, "columns": columns}
+    content = json.dumps({**facts, "problems": problems, "files": written}, ensure_ascii=False)
+    write_then_rename(folder / f"{shard}.json", [content.encode()])
 
 
-def _place(utterance: Utterance) -> str:
-    source = utterance.audio or utterance.features
-    return str(source.path) if source else "no source"
+def encoded(feats_TF: np.ndarray, storage: Storage) -> tuple[np.ndarray, np.ndarray]:
+    """Values in the stored type, and for uint8 (2, F) least values and steps: value = least + step * stored."""
+    if storage != "uint8":
+        return feats_TF.astype(storage), np.empty((2, 0), np.float32)
+    least_F = feats_TF.min(0).astype(np.float32)
+    step_F = ((feats_TF.max(0) - least_F) / LEVELS).astype(np.float32)
+    kept = np.rint((feats_TF - least_F) / np.where(step_F > 0, step_F, 1))
+    return np.clip(kept, 0, LEVELS).astype(np.uint8), np.stack([least_F, step_F])
 
 
-def _npy_parts(arrays: Sequence[np.ndarray], dims: int) -> Iterator[bytes | memoryview]:
-    """An .npy file of all arrays one below the other, in pieces, to avoid joining them in memory."""
-    yield npy_header("<f4", (sum(len(feats_TF) for feats_TF in arrays), dims))
-    for feats_TF in arrays:
-        yield np.ascontiguousarray(feats_TF, "<f4").data
+def _npy(array: np.ndarray) -> list[bytes | memoryview]:
+    return [npy_header(array.dtype.str, array.shape), _bytes(array)]
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).data
 
 
 def npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
@@ -297,23 +397,13 @@ def npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
 
 
 def write_then_rename(path: Path, parts: Iterable[bytes | memoryview]) -> tuple[int, str]:
-    """Write a file under another name and rename it when complete; return its bytes and its SHA-256."""
-    checksum, size = hashlib.sha256(), 0
-    # A unique name, since several learners may prepare the same store at the same time.
-    # Not by tempfile, whose files no other user may read.
-    beside = path.with_name(f"{path.name}{secrets.token_hex(4)}.unfinished")
-    try:
-        with naming(path), beside.open("xb") as file:
-            for part in parts:
-                checksum.update(part)
-                size += len(part) if isinstance(part, bytes) else part.nbytes
-                file.write(part)
-        beside.replace(path)
-    except BaseException:
-        with suppress(OSError):  # the error that is raised says more
-            beside.unlink(missing_ok=True)
-        raise
-    return size, checksum.hexdigest()
+    """Write a file as a whole; return its bytes and its SHA-256."""
+    checksum = hashlib.sha256()
+    with replacing(path) as beside, beside.open("xb") as file:
+        for part in parts:
+            checksum.update(part)
+            file.write(part)
+        return file.tell(), checksum.hexdigest()
 
 
 def sha256_of(path: Path) -> str:

@@ -1,13 +1,15 @@
 """The EM loop of all stages of training: alignments, E step, M step, growing mixtures.
 
 Rabiner, "A tutorial on hidden Markov models" (1989), section VI; the recipe (Viterbi training, growing mixtures) is
-Kaldi's. Training repeats bit for bit for a seed, whatever the number of processes.
+Kaldi's, and so is the allocation: pdfs get Gaussians in proportion to a power of their number of frames. Training
+repeats bit for bit for a seed, whatever the number of processes.
 
 Shapes: F features, P pdfs.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -17,17 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.speech.hmm import passes
-from murmur.speech.hmm.blocks import Workers
-from murmur.speech.hmm.em import maximise
-from murmur.speech.hmm.material import MAX_LOST, Material, refuse_losses
-from murmur.speech.hmm.mixtures import FloatArray
+from murmur.speech.hmm.blocks import MAX_LOST, Material, Workers
+from murmur.speech.hmm.mixtures import FloatArray, Mixtures, maximise
 from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.split import allocate, split
+from murmur.speech.hmm.passes import AlignOptions
 from murmur.speech.hmm.transitions import reestimate
-from murmur.speech.hmm.viterbi import AlignOptions
 
 # Early models fail on utterances that later ones align; only the last alignment must meet the strict limit.
 MAX_LOST_EARLY = 0.5
+# The halves lie this many standard deviations (times a standard normal number) from the mean, as in HTK: from much
+# closer they take many passes to separate.
+PERTURBATION = 0.2
 
 
 @dataclass(frozen=True)
@@ -85,21 +87,10 @@ class PassReport:
 
 
 Progress = Callable[[PassReport], None]
-Refine = Callable[[int, HmmGmm], HmmGmm]
-Adapt = Callable[[int, HmmGmm], None]
 
 
 def ignore_progress(_report: PassReport) -> None:
     """Discard the report."""
-
-
-def adapt_nothing(_number: int, _model: HmmGmm) -> None:
-    """Leave the blocks as they are."""
-
-
-def keep_model(_number: int, model: HmmGmm) -> HmmGmm:
-    """Leave the model as it is."""
-    return model
 
 
 @dataclass(frozen=True)
@@ -119,33 +110,34 @@ class Trained:
     history: tuple[PassReport, ...]
 
 
+@dataclass
 class EmLoop:
     """Passes of alignment, E step, M step and splitting over one corpus.
 
-    Args:
+    Attributes:
         stage: name of the stage, for the reports.
-        workers: blocks of the corpus, with training graphs for the model's tree and with first alignments.
+        workers: blocks of the corpus, with training graphs for the model's tree.
         material: source of the blocks.
         config: settings of the loop.
         progress: function called after each pass.
+        failed: {utterance: reason} of the last alignment.
     """
 
-    def __init__(self, stage: str, workers: Workers, material: Material, config: EmConfig, progress: Progress) -> None:
-        self.stage = stage
-        self.workers = workers
-        self.material = material
-        self.config = config
-        self.progress = progress
+    stage: str
+    workers: Workers
+    material: Material
+    config: EmConfig
+    progress: Progress
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     def run(
         self,
         model: HmmGmm,
         variance_F: FloatArray,
-        failed: Mapping[str, str],
-        refine: Refine = keep_model,
-        adapt: Adapt = adapt_nothing,
+        refine: Callable[[int, HmmGmm], HmmGmm] | None = None,
+        adapt: Callable[[int, HmmGmm], None] | None = None,
     ) -> Trained:
-        """Train from the blocks' alignments; `failed` names the utterances that have none.
+        """Train from the blocks' alignments.
 
         `variance_F` is the features' variance over the corpus, of which the floor is a fraction. `refine(n, model)`
         returns the model that a stage makes at the end of pass n; `adapt(n, model)` may change the blocks before the E
@@ -156,25 +148,25 @@ class EmLoop:
         first = model.mixtures.num_pdfs
         for number in range(1, self.config.passes + 1):
             if number in self.config.align_passes:
-                failed = self.realign(model, self.config.align, MAX_LOST_EARLY)
-            adapt(number, model)
+                self.realign(model)
+            if adapt:
+                adapt(number, model)
             stats = self.accumulate(model)
             model = self.maximise(model, stats, variance_F)
             if number <= self.config.grow_passes:
                 target = first + (self.config.gaussians - first) * number // self.config.grow_passes
                 model = self.grow(model, stats, target, random)
-            model = refine(number, model)
-            history.append(self.report(number, stats, model, failed))
-        failed = self.realign(model, self.config.align, MAX_LOST)
-        tids = {u: path for block in self.workers.map(passes.alignments_of) for u, path in block.items()}
-        return Trained(model, tids, {**self.material.lost, **failed}, tuple(history))
+            if refine:
+                model = refine(number, model)
+            history.append(self.report(number, stats, model))
+        self.realign(model, most_lost=MAX_LOST)
+        tids = self.workers.gather(passes.alignments_of)
+        return Trained(model, tids, {**self.material.lost, **self.failed}, tuple(history))
 
-    def realign(self, model: HmmGmm, options: AlignOptions, max_lost: float) -> dict[str, str]:
-        """Make new alignments; return {utterance: reason} of failures, and refuse more than `max_lost`."""
-        report = reduce(add, self.workers.map(passes.realign, model, options))
-        total = len(self.material.feats) + len(self.material.lost)
-        refuse_losses({**self.material.lost, **report.failed}, total, max_lost)
-        return report.failed
+    def realign(self, model: HmmGmm, options: AlignOptions | None = None, most_lost: float = MAX_LOST_EARLY) -> None:
+        """Make new alignments, and refuse more than `most_lost` failures; None for the options of `config`."""
+        self.failed = self.workers.gather(passes.realign, model, options or self.config.align)
+        self.material.lost_with(self.failed, most_lost)
 
     def accumulate(self, model: HmmGmm) -> passes.PassStats:
         """The E step on the blocks' alignments."""
@@ -189,18 +181,58 @@ class EmLoop:
 
     def grow(self, model: HmmGmm, stats: passes.PassStats, target: int, random: np.random.Generator) -> HmmGmm:
         """Split Gaussians until there are `target` of them, or too few frames for more."""
-        wanted_P = allocate(
-            stats.frames_of_pdfs(model.transitions.pdf_of),
-            target,
-            self.config.allocation_power,
-            3 * self.config.min_gaussian_frames,
-        )
+        held_P = np.bincount(model.transitions.pdf_of[1:], stats.transition_counts[1:]).astype(np.float64)
+        least = 3 * self.config.min_gaussian_frames
+        wanted_P = allocate(held_P, target, self.config.allocation_power, least)
         return replace(model, mixtures=split(model.mixtures, wanted_P, random))
 
-    def report(self, number: int, stats: passes.PassStats, model: HmmGmm, failed: Mapping[str, str]) -> PassReport:
+    def report(self, number: int, stats: passes.PassStats, model: HmmGmm) -> PassReport:
         """Describe a pass and pass the report to the caller's function."""
         sums, gaussians = stats.mixtures, int(model.mixtures.sizes.sum())
         per_frame = sums.log_likelihood / max(1, sums.frames)
-        report = PassReport(self.stage, number, self.config.passes, per_frame, gaussians, sums.frames, failed)
+        report = PassReport(self.stage, number, self.config.passes, per_frame, gaussians, sums.frames, self.failed)
         self.progress(report)
         return report
+
+
+def allocate(held_P: FloatArray, total: int, power: float, min_frames: float) -> NDArray[np.int64]:
+    """Gaussians of each pdf out of `total`: the next one always goes to the largest held^power / number already given.
+
+    `held_P` are the frames of each pdf; Gaussians are not split below `min_frames` each. Each pdf gets at least one,
+    even if the sum then exceeds `total`.
+    """
+    counts = np.ones(len(held_P), dtype=np.int64)
+    queue = [(-(float(held) ** power), pdf) for pdf, held in enumerate(held_P)]
+    heapq.heapify(queue)
+    for _ in range(total - len(held_P)):
+        while queue and (counts[queue[0][1]] + 1) * min_frames > held_P[queue[0][1]]:
+            heapq.heappop(queue)
+        if not queue:
+            break
+        pdf = queue[0][1]
+        counts[pdf] += 1
+        heapq.heapreplace(queue, (-(float(held_P[pdf]) ** power) / counts[pdf], pdf))
+    return counts
+
+
+def split(mixtures: Mixtures, target_P: NDArray[np.int64], random: np.random.Generator) -> Mixtures:
+    """Split the heaviest Gaussian of each pdf until it has at least `target_P` of them.
+
+    w, mu, sigma become twice w / 2 and mu +- 0.2 z sigma, z standard normal; a pdf with enough Gaussians is unchanged.
+    """
+    parts = []
+    for start, size, target in zip(mixtures.starts, mixtures.sizes, target_P, strict=True):
+        part = slice(start, start + size)
+        own = (mixtures.weights, mixtures.means, mixtures.variances)
+        weights, means, variances = (list(values[part]) for values in own)
+        while len(weights) < target:
+            heaviest = int(np.argmax(weights))
+            shift = PERTURBATION * random.standard_normal(mixtures.dim) * np.sqrt(variances[heaviest])
+            weights[heaviest] /= 2
+            weights.append(weights[heaviest])
+            variances.append(variances[heaviest])
+            means.append(means[heaviest] - shift)
+            means[heaviest] = means[heaviest] + shift
+        parts.append((weights, means, variances))
+    weights_G, means_GF, variances_GF = (np.concatenate(values) for values in zip(*parts, strict=True))
+    return Mixtures(np.array([len(weights) for weights, _, _ in parts]), weights_G, means_GF, variances_GF)

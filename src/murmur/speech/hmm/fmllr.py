@@ -9,19 +9,25 @@ and alpha the root of  alpha^2 c_i G_i^-1 c_i' + alpha c_i G_i^-1 k_i' - beta = 
 Gales, "Maximum likelihood linear transformations for HMM-based speech recognition" (1998); Povey and Saon, "Feature and
 model space speaker adaptation with full covariance Gaussians" (2006).
 
-Shapes: N frames, D features, G Gaussians.
+Shapes: T or N frames, D features, G Gaussians.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from murmur.speech.hmm.em import posteriors_by_pdf
-from murmur.speech.hmm.mixtures import FloatArray, Mixtures, one_thread
+from murmur.core.counted import are, counted
+from murmur.speech.hmm.blocks import Block, Features, Workers, cut_into_blocks
+from murmur.speech.hmm.mixtures import Additive, FloatArray, Mixtures, one_thread, posteriors_by_pdf
+from murmur.speech.hmm.model import HmmGmm, adapt
+from murmur.speech.hmm.passes import aligned_frames, silence_weights, unadapted_frames
+from murmur.speech.hmm.tree import IntArray
 
 SWEEPS = 100
 SMALLEST_GAIN = 1e-6  # of a sweep, in nats per frame; with less the sweeps end
@@ -34,7 +40,7 @@ class SingularSumsError(ValueError):
 
 
 @dataclass(frozen=True)
-class FmllrStats:
+class FmllrStats(Additive):
     """Sums over the frames of a speaker; those of several blocks add up.
 
     Attributes:
@@ -47,9 +53,6 @@ class FmllrStats:
     linear: FloatArray
     quadratic: FloatArray
 
-    def __add__(self, other: FmllrStats) -> FmllrStats:
-        return FmllrStats(self.frames + other.frames, self.linear + other.linear, self.quadratic + other.quadratic)
-
     def auxiliary(self, transform: FloatArray) -> float:
         """Q(W) in nats, for W (D, D + 1)."""
         _, log_det = np.linalg.slogdet(transform[:, :-1])
@@ -57,30 +60,13 @@ class FmllrStats:
         return float(self.frames * log_det + fit)
 
 
-@dataclass(frozen=True)
-class FrameSums:
-    """Parameters of the Gaussians of each frame, averaged by posterior and weighted; D features.
-
-    Attributes:
-        precisions: (N, D) weight times sum_g gamma_g(t) / sigma_g^2.
-        scaled_means: (N, D) weight times sum_g gamma_g(t) mu_g / sigma_g^2.
-    """
-
-    precisions: FloatArray
-    scaled_means: FloatArray
-
-
 def frame_sums(
     seen: Mixtures, feats_ND: NDArray, pdfs_N: NDArray, weights_N: FloatArray, target: Mixtures
-) -> FrameSums:
-    """The sums over the Gaussians of every frame.
+) -> FloatArray:
+    """(N, 2D) sum_g gamma_g(t) / sigma_g^2 of each frame, then sum_g gamma_g(t) mu_g / sigma_g^2, times its weight.
 
-    Args:
-        seen: mixtures that give the posteriors.
-        feats_ND: frames as `seen` expects them.
-        pdfs_N: the pdf of each frame.
-        weights_N: weight of each frame.
-        target: mixtures that the adapted frames should fit, with the same Gaussians in the same order as `seen`.
+    Posteriors are those of `seen` for the frames and their pdfs; mu and sigma those of `target`, which the adapted
+    frames should fit, with the same Gaussians in the same order.
     """
     precisions_GD = torch.from_numpy(1.0 / target.variances)
     both_GD = torch.cat([precisions_GD, precisions_GD * torch.from_numpy(target.means)], 1)
@@ -89,12 +75,11 @@ def frame_sums(
         for part in posteriors_by_pdf(seen, feats_ND, pdfs_N):
             sums[torch.from_numpy(part.rows)] = part.posteriors @ both_GD[part.gaussians]
         sums *= torch.from_numpy(weights_N)[:, None]
-    precisions, scaled = sums.numpy()[:, : target.dim], sums.numpy()[:, target.dim :]
-    return FrameSums(precisions, scaled)
+    return sums.numpy()
 
 
-def fmllr_stats(sums: FrameSums, feats_ND: NDArray, weights_N: FloatArray) -> FmllrStats:
-    """The sums of the frames of one speaker; `feats_ND` are the frames before adaptation.
+def fmllr_stats(sums_NE: FloatArray, feats_ND: NDArray, weights_N: FloatArray) -> FmllrStats:
+    """The statistics of one speaker from `frame_sums`; `feats_ND` are the frames before adaptation.
 
     All G_i come from one product of the precisions with the upper triangles of xi xi'.
     """
@@ -102,11 +87,11 @@ def fmllr_stats(sums: FrameSums, feats_ND: NDArray, weights_N: FloatArray) -> Fm
     rows, columns = np.triu_indices(dim + 1)
     begins = np.searchsorted(rows, np.arange(dim + 1)).tolist()  # of the products with each value of xi
     triangles = torch.zeros(len(rows), dim, dtype=torch.float64)
-    precisions = torch.from_numpy(np.ascontiguousarray(sums.precisions))
+    precisions = torch.from_numpy(np.ascontiguousarray(sums_NE[:, :dim]))
     with one_thread(), torch.inference_mode():
         plain = torch.from_numpy(feats_ND.T.astype(np.float64))
         xi = torch.cat([plain, torch.ones(1, frames, dtype=torch.float64)])
-        linear = xi @ torch.from_numpy(np.ascontiguousarray(sums.scaled_means))
+        linear = xi @ torch.from_numpy(np.ascontiguousarray(sums_NE[:, dim:]))
         products = torch.empty(len(rows), min(frames, FRAMES_AT_ONCE), dtype=torch.float64)
         for first in range(0, frames, FRAMES_AT_ONCE):
             part = xi[:, first : first + FRAMES_AT_ONCE]
@@ -125,12 +110,9 @@ def identity(dim: int) -> FloatArray:
 
 
 def estimate_fmllr(stats: FmllrStats, start: FloatArray | None = None, min_frames: float = 500.0) -> FloatArray:
-    """(D, D + 1) the transform W of a speaker, by sweeps over its rows until Q no longer rises.
+    """(D, D + 1) the transform W of a speaker, by sweeps over its rows from `start` until Q no longer rises.
 
-    Args:
-        stats: sums over the speaker's frames.
-        start: first W, e.g. the one of the previous estimate; None for the identity.
-        min_frames: least number of frames; with fewer the result is the identity.
+    With fewer than `min_frames` frames it is the identity, and so is the start if it is None.
 
     Raises:
         SingularSumsError: the frames do not span all features.
@@ -185,12 +167,149 @@ def best_row(frames: float, linear: FloatArray, inverse: FloatArray, cofactors: 
     return inverse @ linear + alpha * direction
 
 
-def adapt(transform: FloatArray | None, feats_TD: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(T, D) W xi of all frames in float32; the frames themselves without a transform."""
-    if transform is None:
-        return feats_TD
-    wide = transform.astype(np.float32)
-    with one_thread(), torch.inference_mode():
-        return torch.addmm(
-            torch.from_numpy(wide[:, -1].copy()), torch.from_numpy(feats_TD), torch.from_numpy(wide[:, :-1].copy()).T
-        ).numpy()
+log = logging.getLogger(__name__)
+Transforms = Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class FmllrConfig:
+    """Settings of the estimation.
+
+    Attributes:
+        min_frames: least number of weighted frames of a speaker; with fewer the transform is the identity.
+        silence_weight: weight of the frames of silence.
+    """
+
+    min_frames: float = 500.0
+    silence_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.min_frames >= 0 and 0 <= self.silence_weight <= 1):
+            raise ValueError(f"{self}: min_frames must not be negative, and silence_weight in 0 ... 1")
+
+
+def speaker_stats(block: Block, seen: HmmGmm, target: HmmGmm, config: FmllrConfig) -> dict[str, FmllrStats]:
+    """The statistics of a block's speakers.
+
+    The posteriors are those of `seen` for frames under the block's present transforms; the transforms that follow from
+    the sums fit unadapted frames to `target`. Both models have the same Gaussians in the same order.
+    """
+    weights_N, sums_NE, frames_ND, speakers_N = _weighed(block, seen, target, config)
+    found = {}
+    for speaker in sorted(set(block.speakers[u] for u in block.tids)):
+        own = np.flatnonzero(speakers_N == speaker)
+        found[speaker] = fmllr_stats(sums_NE[own], frames_ND[own], weights_N[own])
+    return found
+
+
+def _weighed(
+    block: Block, seen: HmmGmm, target: HmmGmm, config: FmllrConfig
+) -> tuple[FloatArray, FloatArray, np.ndarray, np.ndarray]:
+    """Weights, sums over Gaussians, unadapted features and speakers of the frames whose weight is not 0."""
+    adapted_ND, tids_N = aligned_frames(block, seen)
+    plain_ND = unadapted_frames(block, target)
+    lengths = np.array([len(tids_T) for tids_T in block.tids.values()], dtype=np.int64)
+    speakers_N = np.repeat(np.array([block.speakers[u] for u in block.tids], dtype=object), lengths)
+    weights_N = silence_weights(seen, tids_N, config.silence_weight)
+    kept = np.flatnonzero(weights_N)
+    weights_N, pdfs_N = weights_N[kept], seen.transitions.pdf_of[tids_N[kept]]
+    sums_NE = frame_sums(seen.mixtures, adapted_ND[kept], pdfs_N, weights_N, target.mixtures)
+    return weights_N, sums_NE, plain_ND[kept], speakers_N[kept]
+
+
+def use_transforms(block: Block, transforms: Transforms) -> None:
+    """Adapt the block's speakers by these transforms from now on."""
+    own = set(block.speakers.values())
+    block.transforms = {speaker: transform for speaker, transform in transforms.items() if speaker in own}
+
+
+def estimate_transforms(
+    workers: Workers, seen: HmmGmm, target: HmmGmm, config: FmllrConfig, present: Transforms
+) -> dict[str, FloatArray]:
+    """New transforms of all speakers from the blocks' alignments, put into the blocks.
+
+    `present` are the transforms in the blocks, from which the new ones start; the statistics are those of
+    `speaker_stats`.
+    """
+    totals: dict[str, FmllrStats] = {}
+    for block in workers.map(speaker_stats, seen, target, config):
+        for speaker, stats in block.items():
+            totals[speaker] = totals[speaker] + stats if speaker in totals else stats
+    found = {s: _estimated(s, stats, present.get(s), config.min_frames) for s, stats in sorted(totals.items())}
+    if totals and not of_adapted(found):
+        log.warning(
+            "%s not adapted to: fewer than %g frames of speech each (fmllr.min_frames); utterances whose speaker is not"
+            " given count as speakers of their own",
+            *(f"{counted(len(totals), 'speaker')} {are(len(totals))}", config.min_frames),
+        )
+    workers.map(use_transforms, {**present, **found})
+    return found
+
+
+def _estimated(speaker: str, stats: FmllrStats, start: FloatArray | None, min_frames: float) -> FloatArray:
+    """The transform of a speaker; the identity if the frames do not determine one, as those of a muted recording."""
+    try:
+        return estimate_fmllr(stats, start, min_frames)
+    except SingularSumsError as error:
+        log.warning("speaker %r is not adapted to: %s", speaker, error)
+        return identity(len(stats.linear))
+
+
+@dataclass(frozen=True)
+class AdaptedPair:
+    """A model of adapted features, and its twin of unadapted ones with the same states and Gaussians.
+
+    Attributes:
+        adapted: model trained on adapted features; it scores features that a transform has adapted.
+        unadapted: means and variances of unadapted features under the same posteriors; it aligns and decodes in the
+            first pass, and decodes speakers who have no transform.
+    """
+
+    adapted: HmmGmm
+    unadapted: HmmGmm
+
+    def __post_init__(self) -> None:
+        if not np.array_equal(self.adapted.mixtures.sizes, self.unadapted.mixtures.sizes):
+            raise ValueError("the models of adapted and of unadapted features have different Gaussians")
+
+    def loglikes(self, feats_TF: np.ndarray, transform: FloatArray | None) -> np.ndarray:
+        """(T, P) natural log-likelihoods of features that are neither projected nor adapted.
+
+        With a transform, the model of adapted features scores adapted frames; without one, for want of speech, the
+        model of unadapted features scores the frames themselves.
+        """
+        if transform is None:
+            return self.unadapted.loglikes(feats_TF)
+        return self.adapted.mixtures.loglikes(adapt(transform, self.adapted.features(feats_TF)))
+
+
+def transforms_from_paths(
+    pair: AdaptedPair,
+    feats: Features,
+    paths: Mapping[str, IntArray],
+    speakers: Mapping[str, str],
+    config: FmllrConfig,
+    jobs: int = 1,
+) -> dict[str, FloatArray]:
+    """Transforms of the speakers of decoded utterances; speakers with too few frames for one are left out.
+
+    The transforms are estimated twice on the same paths: with posteriors of the model of unadapted features, and with
+    those of adapted frames under the first transforms.
+
+    `feats` are {utterance: (T, F) features}, neither projected nor adapted; `paths` {utterance: (T,) transition-ids} of
+    the best paths, without which, or with a shorter one, an utterance is left out; `speakers` {utterance: speaker}.
+    """
+    whole = {u: path for u, path in paths.items() if len(path) and len(path) == len(feats[u])}
+    blocks = cut_into_blocks({u: feats[u] for u in whole}, dict.fromkeys(whole, ""), speakers)
+    for block in blocks:
+        block.tids = {u: whole[u] for u in block.feats}
+    with Workers(blocks, jobs) as workers:
+        found = estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
+        if of_adapted(found):
+            found = estimate_transforms(workers, pair.adapted, pair.adapted, config, found)
+    return of_adapted(found)
+
+
+def of_adapted(transforms: Transforms) -> dict[str, FloatArray]:
+    """The transforms that are not the identity."""
+    return {s: w_DE for s, w_DE in transforms.items() if not np.array_equal(w_DE, identity(len(w_DE)))}

@@ -6,6 +6,7 @@ Shapes: T frames, F features.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -14,14 +15,13 @@ from operator import add
 import numpy as np
 
 from murmur.speech.hmm import passes
-from murmur.speech.hmm.blocks import Workers, cut_into_blocks
-from murmur.speech.hmm.em_loop import MAX_LOST_EARLY, EmConfig, EmLoop, Progress, Trained, ignore_progress
-from murmur.speech.hmm.material import Features, Material, check_material, refuse_losses
+from murmur.speech.hmm.blocks import Block, Features, Workers, cut_into_blocks, usable
+from murmur.speech.hmm.em_loop import EmConfig, EmLoop, Progress, Trained, ignore_progress
 from murmur.speech.hmm.mixtures import FloatArray, one_gaussian_each
 from murmur.speech.hmm.model import HmmGmm
+from murmur.speech.hmm.passes import AlignOptions, equal_length_path
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
-from murmur.speech.hmm.viterbi import AlignOptions
 from murmur.speech.lexicon.lexicon import Lang
 
 # After the flat start all states are similar: only a larger scale separates paths and limits their number.
@@ -81,14 +81,32 @@ def train_monophone(
             model = choose_start(loop, model, variance_F, config)
         else:
             model = flat_start(loop, model, variance_F, config.seed)
-        failed = loop.realign(model, FLAT_START_SEARCH, MAX_LOST_EARLY)
-        return loop.run(model, variance_F, failed)
+        loop.realign(model, FLAT_START_SEARCH)
+        return loop.run(model, variance_F)
 
 
 def flat_start(loop: EmLoop, model: HmmGmm, variance_F: FloatArray, seed: int) -> HmmGmm:
     """Single Gaussians from random paths with states of about equal length."""
-    loop.workers.map(passes.align_flat, seed)
+    loop.workers.map(align_flat, seed)
     return loop.maximise(model, loop.accumulate(model), variance_F)
+
+
+def align_flat(block: Block, seed: int) -> None:
+    """Give each utterance a random path with states of about equal length.
+
+    Each utterance has its own seed: with one seed for all, the random places of optional silences coincide between
+    utterances, and the models of words and silence do not separate.
+    """
+    block.tids = {}
+    for utterance, graph in block.graphs.items():
+        path = equal_length_path(graph, len(block.feats[utterance]), flat_start_seed(seed, utterance))
+        if path is not None:
+            block.tids[utterance] = path
+
+
+def flat_start_seed(seed: int, utterance: str) -> int:
+    """The seed of one utterance's flat-start path: a positive 31-bit number."""
+    return zlib.crc32(f"{seed} {utterance}".encode()) & 0x7FFFFFFF
 
 
 def choose_start(loop: EmLoop, model: HmmGmm, variance_F: FloatArray, config: MonophoneConfig) -> HmmGmm:
@@ -98,7 +116,7 @@ def choose_start(loop: EmLoop, model: HmmGmm, variance_F: FloatArray, config: Mo
         # The product makes the starts of consecutive seeds different.
         tried = flat_start(loop, model, variance_F, config.seed * config.flat_starts + number)
         for _ in range(config.trial_passes):
-            loop.realign(tried, FLAT_START_SEARCH, MAX_LOST_EARLY)
+            loop.realign(tried, FLAT_START_SEARCH)
             stats = loop.accumulate(tried)
             tried = loop.maximise(tried, stats, variance_F)
         log_likelihood = stats.mixtures.log_likelihood / max(1, stats.mixtures.frames)
@@ -107,19 +125,9 @@ def choose_start(loop: EmLoop, model: HmmGmm, variance_F: FloatArray, config: Mo
     return best
 
 
-def usable(lang: Lang, feats: Features, texts: Mapping[str, str]) -> Material:
-    """The usable part of a corpus. Raises ValueError if it is empty or less than 99 % of it."""
-    dim = next((x.shape[1] for _, x in sorted(feats.items()) if x.ndim == 2), 0)
-    material = check_material(lang, feats, texts, dim)
-    if not material.feats:
-        raise ValueError(f"no utterance can be used: {dict(list(material.lost.items())[:10])}")
-    refuse_losses(material.lost, len(material.feats) + len(material.lost))
-    return material
-
-
 def global_moments(workers: Workers) -> tuple[FloatArray, FloatArray]:
     """(F,) mean and variance of the features of all blocks."""
-    parts = workers.map(passes.feature_sums)
+    parts = workers.map(feature_sums)
     frames = sum(part[2] for part in parts)
     mean_F = reduce(add, (part[0] for part in parts)) / frames
     variance_F = reduce(add, (part[1] for part in parts)) / frames - mean_F**2
@@ -127,3 +135,12 @@ def global_moments(workers: Workers) -> tuple[FloatArray, FloatArray]:
     if len(constant):
         raise ValueError(f"features {constant.tolist()} are the same in all frames: remove them")
     return mean_F, variance_F
+
+
+def feature_sums(block: Block) -> tuple[FloatArray, FloatArray, int]:
+    """Sums of x and x^2 over all frames, and the number of frames."""
+    total = squares = np.zeros(1)
+    for x in block.feats.values():
+        wide = x.astype(np.float64)
+        total, squares = total + wide.sum(0), squares + (wide**2).sum(0)
+    return total, squares, sum(map(len, block.feats.values()))

@@ -1,56 +1,159 @@
-"""Work on one block of a corpus in a pass; `Workers` can map each function."""
+"""Work on one block of a corpus in a pass, which `Workers` can map: training graphs, best paths, sums.
+
+Before every call into the library, its arguments are checked for values that it would read out of bounds or abort on;
+objects that it refers to are kept alive here.
+
+Shapes: T or N frames, F features, P pdfs.
+"""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import kaldi_hmm_gmm as khg
+import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 
 from murmur.speech.hmm.blocks import Block
-from murmur.speech.hmm.em import MixtureStats, expect
+from murmur.speech.hmm.mixtures import Additive, MixtureStats, check_frames, expect
 from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.phone_arcs import IntArray
-from murmur.speech.hmm.viterbi import (
-    AlignOptions,
-    BestPath,
-    GraphCompiler,
-    best_path,
-    equal_length_path,
-    gmm_scores,
-    matrix_scores,
-)
+from murmur.speech.hmm.transitions import Transitions
+from murmur.speech.hmm.tree import IntArray
+from murmur.speech.lexicon.lexicon import Lang
+from murmur.speech.lexicon.lexicon_fst import training_lexicon
 
 
 @dataclass(frozen=True)
-class AlignReport:
-    """Result of an alignment pass.
+class AlignOptions:
+    """Search options. Scales multiply log probabilities; beams are in the scaled scores.
 
     Attributes:
-        failed: {utterance: reason}.
-        retried: utterances that needed the wide beam.
-        log_likelihood: sum over the best paths, unscaled.
-        frames: number of aligned frames.
+        acoustic_scale: factor on the acoustic log-likelihoods.
+        transition_scale: factor on the log probabilities of transitions that leave a state.
+        self_loop_scale: factor on the log probabilities of self-loops.
+        beam: largest distance from the best path; worse paths are dropped.
+        retry_beam: beam of a second try if no path reached the end.
     """
 
-    failed: dict[str, str] = field(default_factory=dict)
-    retried: int = 0
-    log_likelihood: float = 0.0
-    frames: int = 0
+    acoustic_scale: float = 0.1
+    transition_scale: float = 1.0
+    self_loop_scale: float = 0.1
+    beam: float = 10.0
+    retry_beam: float = 40.0
 
-    def __add__(self, other: AlignReport) -> AlignReport:
-        return AlignReport(
-            self.failed | other.failed,
-            self.retried + other.retried,
-            self.log_likelihood + other.log_likelihood,
-            self.frames + other.frames,
+    def __post_init__(self) -> None:
+        if not (self.acoustic_scale > 0 and 0 < self.beam < self.retry_beam):
+            raise ValueError(f"scale and beams must be positive and beam < retry_beam, got {self}")
+
+
+class BestPath(NamedTuple):
+    """The transition-ids of the frames, and their unscaled total log-likelihood."""
+
+    tids: IntArray
+    log_likelihood: float
+
+
+class Scores(NamedTuple):
+    """Scaled scores for the library's search, with the objects that it uses but does not keep alive."""
+
+    decodable: Any
+    kept: tuple[Any, ...]
+
+
+class GraphCompiler:
+    """Makes training graphs from transition-ids to words, without probabilities, which change from pass to pass."""
+
+    def __init__(self, lang: Lang, transitions: Transitions) -> None:
+        self._lang = lang
+        # The library's compiler refers to the transition model and the tree without keeping them alive.
+        self._transitions = transitions
+        self._compiler = khg.TrainingGraphCompiler(
+            trans_model=transitions.library,
+            ctx_dep=transitions.tree,
+            lex_fst=training_lexicon(lang),
+            disambig_syms=[],
+            opts=khg.TrainingGraphCompilerOptions(transition_scale=0.0, self_loop_scale=0.0),
         )
+
+    def compile(self, text: str) -> kaldifst.StdVectorFst:
+        """The graph of one transcript.
+
+        Raises:
+            KeyError: a word is not in the lexicon.
+        """
+        return self._compiler.compile_graph_from_text(self._lang.word_ids(text))
+
+
+def equal_length_path(graph: kaldifst.StdVectorFst, frames: int, seed: int) -> IntArray | None:
+    """A random path of `frames` transitions with states of about equal length; None if there is none."""
+    found, path = kaldifst.equal_align(ifst=graph, length=frames, rand_seed=seed, num_retries=10)
+    if not found:
+        return None
+    return np.array(kaldifst.get_linear_symbol_sequence(path)[1], dtype=np.int32)
+
+
+def gmm_scores(
+    mixtures: khg.AmDiagGmm, transitions: Transitions, feats_TF: NDArray[np.float32], scale: float
+) -> Scores:
+    """Scaled scores of frames under mixtures, computed by the library on demand.
+
+    Raises:
+        ValueError: the number of features is not the mixtures', or some are not finite.
+    """
+    check_frames(feats_TF, mixtures.dim)
+    decodable = khg.DecodableAmDiagGmmScaled(am=mixtures, tm=transitions.library, feats=feats_TF, scale=scale)
+    return Scores(decodable, (mixtures, transitions, feats_TF))
+
+
+def matrix_scores(transitions: Transitions, scores_TP: NDArray[np.float32], scale: float) -> Scores:
+    """Scores of a network by pdf, e.g. log-posteriors minus log-priors, gathered to one column per transition-id.
+
+    Raises:
+        ValueError: the number of columns is not the number of pdfs, or a score is not finite.
+    """
+    num_pdfs = transitions.library.num_pdfs
+    if scores_TP.ndim != 2 or scores_TP.shape[1] != num_pdfs:
+        raise ValueError(f"scores of shape {scores_TP.shape} where (frames, {num_pdfs}) is needed: one column per pdf")
+    if not np.isfinite(scores_TP).all():
+        raise ValueError("scores hold values that are not finite: look at the network's output")
+    scaled = (scores_TP * np.float32(scale)).astype(np.float32, copy=False)
+    columns = np.ascontiguousarray(scaled[:, transitions.pdf_of[1:]])
+    return Scores(khg.DecodableCtc(columns), (columns,))
+
+
+def best_path(
+    utterance: str, graph: kaldifst.StdVectorFst, transitions: Transitions, scores: Scores, options: AlignOptions
+) -> BestPath | None:
+    """The most likely path through a training graph; None if even the wide beam finds none."""
+    weighted = graph.copy()
+    khg.add_transition_probs(
+        trans_model=transitions.library,
+        transition_scale=options.transition_scale,
+        self_loop_scale=options.self_loop_scale,
+        fst=weighted,
+    )
+    done, _, _, log_likelihood, _, tids, *_ = khg.align_utterance_wrapper(
+        config=khg.AlignConfig(beam=options.beam, retry_beam=options.retry_beam),
+        utt=utterance,
+        acoustic_scale=options.acoustic_scale,
+        fst=weighted,
+        decodable=scores.decodable,
+        num_done=0,
+        num_error=0,
+        num_retried=0,
+        tot_like=0.0,
+        frame_count=0,
+    )
+    if done != 1:
+        return None
+    return BestPath(np.array(tids, dtype=np.int32), float(log_likelihood))
 
 
 @dataclass(frozen=True)
-class PassStats:
+class PassStats(Additive):
     """The E step's sums for mixtures and transitions.
 
     Attributes:
@@ -61,22 +164,6 @@ class PassStats:
     mixtures: MixtureStats
     transition_counts: NDArray[np.float64]
 
-    def frames_of_pdfs(self, pdf_of: IntArray) -> NDArray[np.float64]:
-        """(P,) number of frames of each pdf; `pdf_of` (I,) is the pdf of each transition-id."""
-        return np.bincount(pdf_of[1:], weights=self.transition_counts[1:]).astype(np.float64)
-
-    def __add__(self, other: PassStats) -> PassStats:
-        return PassStats(self.mixtures + other.mixtures, self.transition_counts + other.transition_counts)
-
-
-def feature_sums(block: Block) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-    """Sums of x and x^2 over all frames, and the number of frames."""
-    total = squares = np.zeros(1)
-    for x in block.feats.values():
-        wide = x.astype(np.float64)
-        total, squares = total + wide.sum(0), squares + (wide**2).sum(0)
-    return total, squares, sum(len(x) for x in block.feats.values())
-
 
 def compile_graphs(block: Block, model: HmmGmm) -> None:
     """Make the block's training graphs for the model's tree."""
@@ -84,33 +171,14 @@ def compile_graphs(block: Block, model: HmmGmm) -> None:
     block.graphs = {utterance: compiler.compile(text) for utterance, text in block.texts.items()}
 
 
-def align_flat(block: Block, seed: int) -> AlignReport:
-    """Give each utterance a random path with states of about equal length.
-
-    Each utterance has its own seed: with one seed for all, the random places of optional silences coincide between
-    utterances, and the models of words and silence do not separate.
-    """
-    paths = {
-        u: equal_length_path(graph, len(block.feats[u]), flat_start_seed(seed, u)) for u, graph in block.graphs.items()
-    }
-    block.tids = {u: path for u, path in paths.items() if path is not None}
-    failed = {u: "has no path of its length for the flat start" for u, path in paths.items() if path is None}
-    return AlignReport(failed, frames=sum(len(t) for t in block.tids.values()))
-
-
-def flat_start_seed(seed: int, utterance: str) -> int:
-    """The seed of one utterance's flat-start path: a positive 31-bit number."""
-    return zlib.crc32(f"{seed} {utterance}".encode()) & 0x7FFFFFFF
-
-
-def realign(block: Block, model: HmmGmm, options: AlignOptions) -> AlignReport:
-    """Replace the block's alignments by the best paths under the model."""
+def realign(block: Block, model: HmmGmm, options: AlignOptions) -> dict[str, str]:
+    """Replace the block's alignments by the best paths under the model; return {utterance: reason} of failures."""
     return _take(block, {u: _best(block, u, model, options) for u in block.graphs})
 
 
 def realign_pair(
     block: Block, model: HmmGmm, options: AlignOptions, unadapted: HmmGmm, speakers: Collection[str]
-) -> AlignReport:
+) -> dict[str, str]:
     """`realign` of adapted speakers, and of all others with the model `unadapted`."""
     found = {u: model if block.speakers.get(u) in speakers else unadapted for u in block.graphs}
     return _take(block, {u: _best(block, u, own, options) for u, own in found.items()})
@@ -122,7 +190,7 @@ def _best(block: Block, utterance: str, model: HmmGmm, options: AlignOptions) ->
     return best_path(utterance, block.graphs[utterance], model.transitions, scores, options)
 
 
-def realign_scores(block: Block, model: HmmGmm, options: AlignOptions) -> AlignReport:
+def realign_scores(block: Block, model: HmmGmm, options: AlignOptions) -> dict[str, str]:
     """Replace the block's alignments by the best paths under scores by pdf, which the block holds as features."""
     paths = {}
     for u, graph in block.graphs.items():
@@ -131,15 +199,9 @@ def realign_scores(block: Block, model: HmmGmm, options: AlignOptions) -> AlignR
     return _take(block, paths)
 
 
-def _take(block: Block, paths: dict) -> AlignReport:
-    found = {u: path for u, path in paths.items() if path is not None}
-    block.tids = {u: path.tids for u, path in found.items()}
-    return AlignReport(
-        {u: "has no path within the retry beam" for u, path in paths.items() if path is None},
-        sum(path.retried for path in found.values()),
-        sum(path.log_likelihood + len(path.tids) * block.log_determinant(u) for u, path in found.items()),
-        sum(len(path.tids) for path in found.values()),
-    )
+def _take(block: Block, paths: Mapping[str, BestPath | None]) -> dict[str, str]:
+    block.tids = {u: path.tids for u, path in paths.items() if path is not None}
+    return {u: "has no path within the retry beam" for u, path in paths.items() if path is None}
 
 
 def alignments_of(block: Block) -> dict[str, IntArray]:

@@ -14,21 +14,15 @@ from functools import reduce
 from operator import add
 
 from murmur.speech.hmm import passes
-from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
-from murmur.speech.hmm.convert import carry_over
-from murmur.speech.hmm.em import MixtureStats, expect, refit
-from murmur.speech.hmm.em_loop import MAX_LOST_EARLY, EmConfig, EmLoop, Progress, Trained, ignore_progress
+from murmur.speech.hmm.blocks import Block, Features, Workers
+from murmur.speech.hmm.em_loop import EmConfig, Progress, Trained, ignore_progress
+from murmur.speech.hmm.fmllr import FmllrConfig, Transforms, estimate_transforms
 from murmur.speech.hmm.grow import TreeConfig
-from murmur.speech.hmm.material import Features
-from murmur.speech.hmm.mixtures import FloatArray
+from murmur.speech.hmm.mixtures import FloatArray, MixtureStats, expect, refit
 from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.monophone import usable
-from murmur.speech.hmm.speaker_transforms import AdaptedPair, FmllrConfig, Transforms, estimate_transforms
-from murmur.speech.hmm.triphone import grow_model
+from murmur.speech.hmm.triphone import aligned_by, grow_model
 
-
-def _default_em() -> EmConfig:
-    return EmConfig(gaussians=4000, passes=20, grow_passes=14, align_passes=(5, 10, 15), min_gaussian_frames=20.0)
+EM = EmConfig(gaussians=4000, passes=20, grow_passes=14, align_passes=(5, 10, 15), min_gaussian_frames=20.0)
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class SatConfig:
     fmllr: FmllrConfig = field(default_factory=FmllrConfig)
     decoding: FmllrConfig = field(default_factory=lambda: FmllrConfig(silence_weight=0.01))
     tree: TreeConfig = field(default_factory=TreeConfig)
-    em: EmConfig = field(default_factory=_default_em)
+    em: EmConfig = EM
 
     def __post_init__(self) -> None:
         late = [number for number in self.fmllr_passes if not 1 <= number <= self.em.passes]
@@ -67,11 +61,6 @@ class SatTrained(Trained):
     unadapted: HmmGmm
     transforms: Transforms
 
-    @property
-    def pair(self) -> AdaptedPair:
-        """Both models."""
-        return AdaptedPair(self.model, self.unadapted)
-
 
 def train_sat(
     previous: HmmGmm,
@@ -84,33 +73,21 @@ def train_sat(
 ) -> SatTrained:
     """Triphones on adapted features, from the alignments of an earlier triphone model.
 
-    Args:
-        previous: model that aligns the corpus and gives the first transforms; its projection is kept.
-        feats: {utterance: (T, F) float32}, the features of the earlier model.
-        texts: {utterance: transcript}.
-        speakers: {utterance: speaker}.
-        config: settings of transforms, tree and EM loop; None for the defaults.
-        jobs: number of processes.
-        progress: function called after each pass.
-
-    Raises:
-        ValueError: more than 1 % of the utterances cannot be used.
+    `previous` aligns the corpus, whose features are its own, and gives the first transforms; its projection is kept.
+    `speakers` is {utterance: speaker}. The other arguments, and the errors, are those of `train_monophone`.
     """
-    config, material = config or SatConfig(), usable(previous.lang, feats, texts)
-    with Workers(cut_into_blocks(material.feats, material.texts, speakers), jobs) as workers:
-        transforms: dict[str, FloatArray] = {}
+    config = config or SatConfig()
+    transforms: dict[str, FloatArray] = {}
+    with aligned_by(previous, "SAT triphone", feats, texts, config.em, jobs, progress, speakers) as loop:
+        workers = loop.workers
 
         def adapt(number: int, model: HmmGmm) -> None:
             if number in (0, *config.fmllr_passes):
                 transforms.update(estimate_transforms(workers, model, model, config.fmllr, transforms))
 
-        workers.map(passes.compile_graphs, previous)
-        loop = EmLoop("SAT triphone", workers, material, config.em, progress)
-        failed = loop.realign(previous, config.em.align, MAX_LOST_EARLY)
         adapt(0, previous)
         model, variance_D = grow_model(workers, previous, previous.projection, config.tree)
-        workers.map(carry_over, previous, model)
-        trained = loop.run(model, variance_D, failed, adapt=adapt)
+        trained = loop.run(model, variance_D, adapt=adapt)
         unadapted = unadapted_twin(workers, trained.model, config.em)
     return SatTrained(trained.model, trained.tids, trained.lost, trained.history, unadapted, transforms)
 

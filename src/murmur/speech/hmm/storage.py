@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.speech.corpus.file_errors import making_sense_of, naming, read_arrays
+from murmur.core.whole_files import replacing
+from murmur.speech.corpus.file_content import making_sense_of, read_arrays
 from murmur.speech.hmm.mixtures import Mixtures
-from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.phone_arcs import IntArray
-from murmur.speech.hmm.projection import Projection
-from murmur.speech.hmm.states import HmmStates
-from murmur.speech.hmm.tree import Tree
+from murmur.speech.hmm.model import HmmGmm, HmmStates, Projection
+from murmur.speech.hmm.tree import IntArray, Tree
 from murmur.speech.lexicon.lexicon import Lang
 
 MODEL_FORMAT = "murmur HMM-GMM 1"
@@ -35,38 +32,23 @@ TRANSFORMS_FORMAT = "murmur fMLLR transforms 1"
 def save_model(model: HmmGmm, path: Path) -> None:
     """Write a model, replacing an existing file in one step, so that readers see either the old or the new one."""
     header: dict[str, Any] = {"format": MODEL_FORMAT, "lang": model.lang.to_json(), "tree": model.tree.to_json()}
-    mixtures = model.mixtures
-    arrays: dict[str, NDArray] = {
-        "log_probs": model.log_probs,
-        "sizes": mixtures.sizes,
-        "weights": mixtures.weights,
-        "means": mixtures.means,
-        "variances": mixtures.variances,
-    }
+    arrays: dict[str, NDArray] = {"log_probs": model.log_probs, **model.mixtures.__getstate__()}
     if model.projection is not None:
-        header["projection"] = {
-            "context_frames": model.projection.context_frames,
-            "static_dim": model.projection.static_dim,
-        }
-        arrays["matrix"] = model.projection.matrix
+        header["projection"] = asdict(model.projection)
+        arrays["matrix"] = header["projection"].pop("matrix")
     write_with_header(path, header, arrays)
 
 
 def load_model(path: Path) -> HmmGmm:
-    """Read a model, equal to the written one to the bit.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or not a model.
-    """
+    """Read a model, equal to the written one to the bit. Raises as `read_with_header` does."""
     header, arrays = read_with_header(path, MODEL_FORMAT)
     with making_sense_of(path, AGAIN):
         projection = None
         if "projection" in header:
-            projection = Projection(_floats(arrays["matrix"]), **header["projection"])
+            projection = Projection(floats_of(arrays["matrix"]), **header["projection"])
         if arrays["sizes"].dtype.kind != "i" or arrays["sizes"].ndim != 1:
             raise ValueError(f"sizes are {arrays['sizes'].dtype} of shape {arrays['sizes'].shape}")
-        mixtures = Mixtures(arrays["sizes"], *(_floats(arrays[name]) for name in ("weights", "means", "variances")))
+        mixtures = Mixtures(arrays["sizes"], *(floats_of(arrays[name]) for name in ("weights", "means", "variances")))
         states = _states_in(header, arrays)
         if not np.isfinite(mixtures.linear_terms.astype(np.float32)).all():
             raise ValueError("its Gaussians are beyond what 32 bits can hold")
@@ -80,27 +62,21 @@ def save_states(states: HmmStates, path: Path) -> None:
 
 
 def load_states(path: Path) -> HmmStates:
-    """Read phones, tying and transition probabilities, equal to the written ones to the bit.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or of another kind.
-    """
+    """Read the file of `save_states`, equal to the bit. Raises as `read_with_header` does."""
     header, arrays = read_with_header(path, STATES_FORMAT)
     with making_sense_of(path, AGAIN):
         return _states_in(header, arrays)
 
 
 def _states_in(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> HmmStates:
-    """Return the checked states of a file's contents."""
     lang, tree = Lang.from_json(header["lang"]), Tree.from_json(header["tree"])
-    states = HmmStates(lang, tree, _floats(arrays["log_probs"]))
+    states = HmmStates(lang, tree, floats_of(arrays["log_probs"]))
     states.check()
     return states
 
 
-def _floats(values: NDArray) -> NDArray:
-    """The values, if they are finite floating-point numbers."""
+def floats_of(values: NDArray) -> NDArray:
+    """The values. Raises ValueError unless they are finite floating-point numbers."""
     if values.dtype not in (np.float32, np.float64) or not np.isfinite(values).all():
         raise ValueError(f"an array of {values.dtype} that are not all finite numbers")
     return values
@@ -127,12 +103,7 @@ def save_alignments(model: HmmGmm, tids: Mapping[str, IntArray], path: Path) -> 
 
 
 def load_alignments(model: HmmGmm, path: Path) -> dict[str, IntArray]:
-    """Read alignments, which must be in the transition-ids of `model`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, not an alignment, or of a model with another tree.
-    """
+    """Read alignments, which must be in the transition-ids of `model`. Raises as `read_with_header` does."""
     header, arrays = read_with_header(path, ALIGNMENT_FORMAT)
     if header.get("tying") != tying_digest(model):
         raise ValueError(f"{path} was aligned by a model with another tree: load that model, or align again")
@@ -155,15 +126,10 @@ def save_transforms(transforms: Mapping[str, NDArray], path: Path) -> None:
 
 
 def load_transforms(path: Path) -> dict[str, NDArray]:
-    """Read transforms, equal to the written ones to the bit.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or of another kind.
-    """
+    """Read transforms, equal to the written ones to the bit. Raises as `read_with_header` does."""
     header, arrays = read_with_header(path, TRANSFORMS_FORMAT)
     with making_sense_of(path, AGAIN):
-        stacked = _floats(arrays["transforms"])
+        stacked = floats_of(arrays["transforms"])
         if stacked.ndim != 3 or stacked.shape[2] != stacked.shape[1] + 1:
             raise ValueError(f"transforms of shape {stacked.shape}, not (speakers, D, D + 1)")
         return dict(zip(map(str, header["speakers"]), stacked, strict=True))
@@ -172,17 +138,8 @@ def load_transforms(path: Path) -> dict[str, NDArray]:
 def write_with_header(path: Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
     """Write arrays and values in JSON's terms, replacing an existing file in one step."""
     content: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)  # left by a killed program
-    try:
-        with naming(path), open(temporary, "xb") as file:
-            np.savez(file, **content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):  # the error of writing says more
-            temporary.unlink(missing_ok=True)
+    with replacing(path) as beside, beside.open("xb") as file:
+        np.savez(file, **content)
 
 
 def read_with_header(path: Path, expected: str) -> tuple[dict[str, Any], dict[str, NDArray]]:

@@ -29,13 +29,10 @@ def shortest_words(lang: Lang) -> dict[int, int]:
     """The minimum number of frames of each word's pronunciations, by word label."""
     frames: dict[int, int] = {}
     for pron in lang.prons:
-        word, needed = lang.words[pron.word], sum(_least_frames(lang, p) for p in pron.phones)
+        word = lang.words[pron.word]
+        needed = sum(1 if lang.topology == "chain" else num_states(lang, p) for p in pron.phones)
         frames[word] = min(needed, frames.get(word, needed))
     return frames
-
-
-def _least_frames(lang: Lang, phone: int) -> int:
-    return 1 if lang.topology == "chain" else num_states(lang, phone)
 
 
 def make_topology(lang: Lang) -> khg.HmmTopology:

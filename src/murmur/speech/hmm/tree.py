@@ -11,12 +11,17 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import kaldi_hmm_gmm as khg
+import numpy as np
+from numpy.typing import NDArray
 
 from murmur.speech.hmm.topology import num_states
 from murmur.speech.lexicon.lexicon import Lang
+
+IntArray = NDArray[np.int32]
 
 
 class Question(NamedTuple):
@@ -60,33 +65,17 @@ class Tree:
             raise ValueError(f"the leaves must carry the pdfs 0 ... {len(pdfs) - 1}, got {sorted(pdfs)[:20]}")
         if not 0 <= self.centre < self.width:
             raise ValueError(f"phone {self.centre} of a window of {self.width} cannot be in its centre")
-        self._check_branches()
-
-    def _check_branches(self) -> None:
-        """Check that every path down ends at a leaf: from each root, no node may appear twice on a path."""
-        known = range(len(self.nodes))
-        for root in self.roots.values():
-            if root not in known:
-                raise ValueError(f"the tree has no node {root}, which a root names")
-        ended: set[int] = set()
-        for start in set(self.roots.values()):
-            under_way: set[int] = set()
-            left = [start]
-            while left:
-                at = left[-1]
-                node = self.nodes[at]
-                below = () if isinstance(node, Leaf) else (node.then, node.otherwise)
-                if isinstance(node, Question) and not 0 <= node.position < self.width:
-                    raise ValueError(f"node {at} asks for phone {node.position} of a window of {self.width}")
-                if any(child not in known or child == at or child in under_way for child in below):
-                    raise ValueError(f"the branches {below} of node {at} lead nowhere, or back to it")
-                new = [child for child in below if child not in ended]
-                if at in under_way or not new:
-                    under_way.discard(at)
-                    ended.add(left.pop())
-                else:
-                    under_way.add(at)
-                    left += new
+        asked = {n: node for n, node in enumerate(self.nodes) if isinstance(node, Question)}
+        outside = [n for n, node in asked.items() if not 0 <= node.position < self.width]
+        if outside:
+            raise ValueError(f"node {outside[0]} asks for a phone outside of the window of {self.width}")
+        branches = {n: (node.then, node.otherwise) for n, node in asked.items()}
+        if not set(self.roots.values()).union(*branches.values()) <= set(range(len(self.nodes))):
+            raise ValueError("a root or a branch leads nowhere: the tree has no such node")
+        try:
+            TopologicalSorter(branches).prepare()
+        except CycleError as error:
+            raise ValueError(f"the branches of nodes {error.args[1]} lead back to them") from error
 
     @cached_property
     def num_pdfs(self) -> int:
@@ -103,6 +92,13 @@ class Tree:
         while isinstance(node, Question):
             node = self.nodes[node.then if window[node.position] in node.members else node.otherwise]
         return node.pdf
+
+    def pdfs_of(self, windows_N4: IntArray) -> IntArray:
+        """(N,) the pdfs of rows of left neighbour, phone, right neighbour and pdf class."""
+        windows, inverse = np.unique(windows_N4, axis=0, return_inverse=True)
+        first = 1 - self.centre
+        pdfs = [self.pdf(window[first : first + self.width], window[3]) for window in windows.tolist()]
+        return np.array(pdfs, np.int32)[inverse.ravel()]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes an equal tree."""

@@ -1,37 +1,40 @@
 """Training of triphones: a tree grown on alignments of an earlier model, then EM.
 
-Shapes: T frames, F features.
+Shapes: T frames, F features, I transition-ids + 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from murmur.speech.hmm import passes
-from murmur.speech.hmm.blocks import Workers, cut_into_blocks
-from murmur.speech.hmm.convert import carry_over
-from murmur.speech.hmm.em import MixtureStats, maximise
-from murmur.speech.hmm.em_loop import MAX_LOST_EARLY, EmConfig, EmLoop, Progress, Trained, ignore_progress
-from murmur.speech.hmm.grow import TreeConfig, grow_tree
-from murmur.speech.hmm.material import Features
-from murmur.speech.hmm.mixtures import FloatArray, one_gaussian_each
-from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.monophone import usable
-from murmur.speech.hmm.projection import Projection
-from murmur.speech.hmm.questions import derive_questions
+from murmur.speech.hmm.blocks import Block, Features, Workers, cut_into_blocks, usable
+from murmur.speech.hmm.em_loop import EmConfig, EmLoop, Progress, Trained, ignore_progress
+from murmur.speech.hmm.grow import (
+    TreeConfig,
+    TreeStats,
+    derive_questions,
+    grow_tree,
+    merge_stats,
+    sums_by,
+    tree_stats,
+    windows_of,
+)
+from murmur.speech.hmm.mixtures import FloatArray, MixtureStats, maximise, one_gaussian_each
+from murmur.speech.hmm.model import HmmGmm, Projection
 from murmur.speech.hmm.transitions import make_transitions
-from murmur.speech.hmm.tree import Tree
-from murmur.speech.hmm.tree_stats import TreeStats, merge_stats, tree_stats
+from murmur.speech.hmm.tree import IntArray, Tree
 
 # Relative to the variance over all frames, for the first Gaussians of the leaves.
 VARIANCE_FLOOR = 0.01
 
 
-def _default_em() -> EmConfig:
-    return EmConfig(gaussians=4000, passes=14, grow_passes=10, align_passes=(4, 7, 10), min_gaussian_frames=15.0)
+EM = EmConfig(gaussians=4000, passes=14, grow_passes=10, align_passes=(4, 7, 10), min_gaussian_frames=15.0)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class TriphoneConfig:
     """
 
     tree: TreeConfig = field(default_factory=TreeConfig)
-    em: EmConfig = field(default_factory=_default_em)
+    em: EmConfig = EM
 
 
 def train_triphone(
@@ -57,33 +60,40 @@ def train_triphone(
 ) -> Trained:
     """Triphones from the alignments of an earlier model of the same language.
 
-    Args:
-        previous: model that aligns the corpus; its projection, if any, is kept.
-        feats: {utterance: (T, F) float32}, the features of the earlier model.
-        texts: {utterance: transcript}.
-        config: settings of the tree and the EM loop; None for the defaults.
-        jobs: number of processes.
-        progress: function called after each pass.
-
-    Raises:
-        ValueError: more than 1 % of the utterances cannot be used; the message names them and gives the reasons.
+    `previous` aligns the corpus, whose features are its own, and its projection, if any, is kept. The other arguments,
+    and the errors, are those of `train_monophone`.
     """
     config = config or TriphoneConfig()
+    with aligned_by(previous, "triphone", feats, texts, config.em, jobs, progress) as loop:
+        return loop.run(*grow_model(loop.workers, previous, previous.projection, config.tree))
+
+
+@contextmanager
+def aligned_by(
+    previous: HmmGmm,
+    stage: str,
+    feats: Features,
+    texts: Mapping[str, str],
+    config: EmConfig,
+    jobs: int,
+    progress: Progress,
+    speakers: Mapping[str, str] | None = None,
+) -> Iterator[EmLoop]:
+    """Context with the loop of a new stage, whose blocks are aligned by an earlier model of the same language."""
     material = usable(previous.lang, feats, texts)
-    with Workers(cut_into_blocks(material.feats, material.texts), jobs) as workers:
+    with Workers(cut_into_blocks(material.feats, material.texts, speakers), jobs) as workers:
         workers.map(passes.compile_graphs, previous)
-        loop = EmLoop("triphone", workers, material, config.em, progress)
-        failed = loop.realign(previous, config.em.align, MAX_LOST_EARLY)
-        model, variance_F = grow_model(workers, previous, previous.projection, config.tree)
-        workers.map(carry_over, previous, model)
-        return loop.run(model, variance_F, failed)
+        loop = EmLoop(stage, workers, material, config, progress)
+        loop.realign(previous)
+        yield loop
 
 
 def grow_model(
     workers: Workers, previous: HmmGmm, projection: Projection | None, config: TreeConfig
 ) -> tuple[HmmGmm, FloatArray]:
     """A model with a new tree and one Gaussian per pdf, fitted to the leaf's frames; and (F,) the variance over all
-    frames. Both are of the features after `projection`, and come from the blocks' alignments by `previous`."""
+    frames. Both are of the features after `projection`, and come from the blocks' alignments by `previous`, which are
+    then converted to the new model."""
     stats = merge_stats(workers.map(tree_stats, previous, projection))
     tree = grow_tree(previous.lang, stats, derive_questions(previous.lang, stats), config)
     frames = stats.counts.sum()
@@ -92,16 +102,39 @@ def grow_model(
     flat = one_gaussian_each(mean_F, variance_F, tree.num_pdfs)
     sums = leaf_sums(tree, stats)
     mixtures = maximise(flat, sums, VARIANCE_FLOOR * variance_F, min_occupancy=1.0)
-    log_probs = make_transitions(previous.lang, tree).log_probs
-    return HmmGmm(previous.lang, tree, log_probs, mixtures, projection), variance_F
+    model = HmmGmm(previous.lang, tree, make_transitions(previous.lang, tree).log_probs, mixtures, projection)
+    workers.map(carry_over, previous, model)
+    return model, variance_F
 
 
 def leaf_sums(tree: Tree, stats: TreeStats) -> MixtureStats:
     """The sums of all contexts that reach each leaf."""
-    pdfs = np.array([tree.pdf(key[:3], key[3]) for key in stats.keys.tolist()])
-    counts, dim = np.zeros(tree.num_pdfs), stats.first.shape[1]
-    first, second = np.zeros((tree.num_pdfs, dim)), np.zeros((tree.num_pdfs, dim))
-    np.add.at(counts, pdfs, stats.counts)
-    np.add.at(first, pdfs, stats.first)
-    np.add.at(second, pdfs, stats.second)
+    pdfs = tree.pdfs_of(stats.keys)
+    counts, first, second = sums_by(stats, np.arange(len(pdfs)), pdfs, tree.num_pdfs)
     return MixtureStats(counts, first, second, 0.0, int(counts.sum()))
+
+
+def carry_over(block: Block, old: HmmGmm, new: HmmGmm) -> None:
+    """Convert a block's alignments to a new model and make its training graphs."""
+    block.tids = converted(block.tids, old, new)
+    passes.compile_graphs(block, new)
+
+
+def converted(tids: Mapping[str, IntArray], old: HmmGmm, new: HmmGmm) -> dict[str, IntArray]:
+    """The same paths in the transition-ids of `new`, whose phones and topology are those of `old`; its pdfs differ."""
+    if not tids:
+        return {}
+    was, now = old.transitions, new.transitions
+    tids_N = np.concatenate(list(tids.values()))
+    pdfs_N = new.tree.pdfs_of(np.concatenate([windows_of(was, tids_T) for tids_T in tids.values()]))
+    wanted_N = _code(was.phone_of[tids_N], was.state_of[tids_N], pdfs_N, was.arc_of[tids_N])
+    codes_I = _code(now.phone_of, now.state_of, now.pdf_of, now.arc_of)[1:]
+    order = np.argsort(codes_I)
+    found_N = (order[np.searchsorted(codes_I, wanted_N, sorter=order)] + 1).astype(np.int32)
+    ends = np.cumsum([len(tids_T) for tids_T in tids.values()])
+    return dict(zip(tids, np.split(found_N, ends[:-1]), strict=True))
+
+
+def _code(phone: NDArray, state: NDArray, pdf: NDArray, arc: NDArray) -> NDArray[np.int64]:
+    """One number for (phone, state, pdf, arc); topologies have at most 8 states and 8 arcs a state."""
+    return ((pdf.astype(np.int64) * (1 << 20) + phone) * 8 + state) * 8 + arc

@@ -11,16 +11,16 @@ import re
 import unicodedata
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, cast
+from typing import IO, Literal, cast
 
 import numpy as np
 
 from murmur.core.counted import counted
-from murmur.speech.corpus.file_errors import UTF_16
-from murmur.speech.corpus.text_lines import is_gzip
+from murmur.core.whole_files import in_place_of
+from murmur.speech.corpus.file_content import UTF_16, is_gzip
 from murmur.speech.language_model.ngram import Grams, NgramModel
 
 _DEFLATED = 1032  # bytes that one byte of a gzip file represents at most
@@ -47,14 +47,6 @@ class _Lines:
         return ValueError(f"{self.path}:{self.number}: {what}")
 
 
-class _Section(NamedTuple):
-    """The n-grams of one order as read: word numbers (K, n) and their two columns of figures (K,)."""
-
-    ids: np.ndarray
-    log10_prob: np.ndarray
-    log10_backoff: np.ndarray
-
-
 def read_arpa(path: Path) -> NgramModel:
     """Read an ARPA file, plain or gzip, whatever its name. Text before the line `\\data\\` is skipped.
 
@@ -63,20 +55,18 @@ def read_arpa(path: Path) -> NgramModel:
         ValueError: counts that differ from the header, a malformed or repeated line, a positive log-probability, a word
             that is not a unigram, or an n-gram whose first n - 1 words are not listed; names file and line or n-gram.
     """
-    path = Path(path)
-    with _opened(_there(path), "rb") as file, _whole_text(path):
-        lines = _Lines(path, file)
+    with _lines_of(path) as lines:
         counts = _read_counts(lines)
         model = NgramModel((), ())
         number_of: dict[bytes, int] = {}
         for n, count in enumerate(counts, 1):
             section = _read_section(lines, n, count, number_of, highest=n == len(counts))
             if n == 1:
-                words = tuple(unicodedata.normalize("NFC", w.decode("utf-8")) for w in number_of)
+                words = _decoded(number_of)
                 if len(set(words)) != len(words):
                     raise ValueError(f"{path}: unigrams repeat (Unicode NFC makes some equal); merge them")
                 model = NgramModel(words, ())
-            model = NgramModel(model.words, (*model.orders, _sorted_grams(path, model, section)))
+            model = NgramModel(model.words, (*model.orders, _sorted_grams(path, model, *section)))
         if lines.next("\\end\\") != b"\\end\\":
             raise lines.error("expected \\end\\: more n-grams than the header counts, or a damaged file")
     return model
@@ -89,29 +79,28 @@ def read_unigrams(path: Path) -> dict[str, float]:
         FileNotFoundError: no such file.
         ValueError: the file is malformed up to the end of its unigrams.
     """
-    with _opened(_there(path), "rb") as file, _whole_text(path):
-        lines = _Lines(path, file)
+    with _lines_of(path) as lines:
         counts = _read_counts(lines)
         number_of: dict[bytes, int] = {}
-        section = _read_section(lines, 1, counts[0], number_of, highest=len(counts) == 1)
-        words = [unicodedata.normalize("NFC", w.decode("utf-8")) for w in number_of]
-        return dict(zip(words, section.log10_prob.tolist(), strict=True))
+        _, log10_K, _ = _read_section(lines, 1, counts[0], number_of, highest=len(counts) == 1)
+        return dict(zip(_decoded(number_of), log10_K.tolist(), strict=True))
 
 
-def _there(path: Path) -> Path:
+def _decoded(words: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(unicodedata.normalize("NFC", word.decode("utf-8")) for word in words)
+
+
+@contextmanager
+def _lines_of(path: Path) -> Iterator[_Lines]:
+    """Lines of a file; errors of its gzip or its UTF-8 name it."""
     if not path.is_file():
         raise FileNotFoundError(f"no ARPA file at {path}: check the path of the language model")
     with open(path, "rb") as file:
         if file.read(2) in UTF_16:
             raise ValueError(f"{path} is UTF-16, not UTF-8: convert it, e.g. with iconv -f UTF-16 -t UTF-8")
-    return path
-
-
-@contextmanager
-def _whole_text(path: Path) -> Iterator[None]:
-    """Context that names the file in errors of its gzip or its UTF-8."""
     try:
-        yield
+        with _opened(path, "rb") as file:
+            yield _Lines(path, file)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged ({error}): copy it again") from error
     except UnicodeDecodeError as error:
@@ -139,8 +128,13 @@ def _read_counts(lines: _Lines) -> list[int]:
         counts.append(int(match[2]))
 
 
-def _read_section(lines: _Lines, n: int, count: int, number_of: dict[bytes, int], highest: bool) -> _Section:
-    """The n-grams of n words; at n = 1 `number_of` is filled. The title of the first section was read already."""
+def _read_section(
+    lines: _Lines, n: int, count: int, number_of: dict[bytes, int], highest: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Word numbers (K, n) of the n-grams of n words, and their two columns of figures (K,).
+
+    At n = 1 `number_of` is filled. The title of the first section was read already.
+    """
     if n > 1 and lines.next(f"\\{n}-grams:") != b"\\%d-grams:" % n:
         raise lines.error(f"expected \\{n}-grams:, so the {n - 1}-grams are more than the header counts")
     if count > lines.size // (2 * n + 2):  # a probability and n words take at least two bytes each, and an end of line
@@ -166,14 +160,15 @@ def _read_section(lines: _Lines, n: int, count: int, number_of: dict[bytes, int]
             raise lines.error(f"no number in {_shown(fields[0])} or {_shown(fields[-1])}") from None
         if not prob[k] <= 0 or np.isinf(prob[k]) or not np.isfinite(backoff[k]):
             raise lines.error(f"log10 probability {prob[k]} (back-off {backoff[k]}): must be finite and at most 0")
-    return _Section(ids, prob.astype(np.float32), backoff.astype(np.float32))
+    return ids, prob.astype(np.float32), backoff.astype(np.float32)
 
 
-def _sorted_grams(path: Path, model: NgramModel, section: _Section) -> Grams:
-    ids_KN, n = section.ids, section.ids.shape[1]
+def _sorted_grams(
+    path: Path, model: NgramModel, ids_KN: np.ndarray, prob_K: np.ndarray, backoff_K: np.ndarray
+) -> Grams:
+    n = ids_KN.shape[1]
     if n == 1:
-        prefix_K = np.zeros(len(ids_KN), dtype=np.int64)
-        return Grams(prefix_K, ids_KN[:, 0], section.log10_prob, section.log10_backoff)
+        return Grams(np.zeros(len(ids_KN), dtype=np.int64), ids_KN[:, 0], prob_K, backoff_K)
     prefix_K = ids_KN[:, 0]
     for m in range(2, n):
         prefix_K = model.find(m, prefix_K, ids_KN[:, m - 1])
@@ -190,33 +185,28 @@ def _sorted_grams(path: Path, model: NgramModel, section: _Section) -> Grams:
     if len(repeated):
         text = " ".join(model.words[i] for i in ids_KN[order_K[repeated[0]]])
         raise ValueError(f"{path}: {n}-gram {text!r} is listed twice")
-    return Grams(
-        prefix_K[order_K],
-        ids_KN[order_K, -1],
-        section.log10_prob[order_K],
-        section.log10_backoff[order_K],
-    )
+    return Grams(prefix_K[order_K], ids_KN[order_K, -1], prob_K[order_K], backoff_K[order_K])
 
 
 def write_arpa(model: NgramModel, path: Path) -> None:
-    """Write a model as ARPA text, gzip if the name ends in `.gz`; `read_arpa` gives it back value for value."""
-    path = Path(path)
-    with _opened(path, "wb") as file:
+    """Write a model as ARPA text, gzip if the name ends in `.gz`; `read_arpa` gives it back value for value.
+
+    The file is complete at any time; a FIFO, a device or a symbolic link stays, and what it leads to is written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The suffix decides on compression.
+    with in_place_of(path, ".gz" if path.suffix == ".gz" else "") as beside, _opened(beside, "wb") as file:
         header = "".join(f"ngram {n}={len(grams)}\n" for n, grams in enumerate(model.orders, 1))
         file.write(f"\\data\\\n{header}".encode())
         texts: list[str] = [""]
         for n, grams in enumerate(model.orders, 1):
             pairs = zip(grams.prefix.tolist(), grams.word.tolist(), strict=True)
             texts = [f"{texts[prefix]} {model.words[word]}".lstrip() for prefix, word in pairs]
-            file.write(f"\n\\{n}-grams:\n".encode())
-            probs = grams.log10_prob.astype(str).tolist()
+            columns = [grams.log10_prob.astype(str).tolist(), texts]
             if n < model.order:
-                backoffs = grams.log10_backoff.astype(str).tolist()
-                rows = zip(probs, texts, backoffs, strict=True)
-                file.write("".join(f"{p}\t{text}\t{b}\n" for p, text, b in rows).encode())
-            else:
-                rows_without = zip(probs, texts, strict=True)
-                file.write("".join(f"{p}\t{text}\n" for p, text in rows_without).encode())
+                columns.append(grams.log10_backoff.astype(str).tolist())
+            rows = "".join("\t".join(row) + "\n" for row in zip(*columns, strict=True))
+            file.write(f"\n\\{n}-grams:\n{rows}".encode())
         file.write(b"\n\\end\\\n")
 
 

@@ -18,14 +18,13 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from murmur.core.counted import are, counted, named
-from murmur.speech.language_model.ngram import END, START, UNKNOWN_NAMES, Grams, NgramModel
+from murmur.speech.language_model.ngram import END, START, UNKNOWN, UNKNOWN_NAMES, Grams, NgramModel, words_of
 
-UNKNOWN = "<unk>"
 _FALLBACK = (0.5, 1.0, 1.5)  # discounts if the counts of counts give none, as in tiny texts
 _LOG10_OF_START = -99.0  # by custom of the ARPA format: `<s>` is never predicted
 
@@ -68,7 +67,7 @@ class KneserNey:
         levels = _count(text, self.order)
         cutoffs = self.cutoffs or (0,) * self.order
         model, discounts, fell_back = _estimate(text.words, levels, cutoffs)
-        return TrainedLanguageModel(model, discounts, fell_back, text.unknown_words)
+        return TrainedLanguageModel(model, discounts, fell_back, text.unknown_words, text.outside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +75,14 @@ class TrainedLanguageModel:
     """An estimated model, and per order the discounts (D1, D2, D3+).
 
     `fell_back` lists orders without usable discounts from counts of counts (the text is tiny or artificial), for which
-    (0.5, 1, 1.5) is used; `unknown_words` counts words of the text outside the vocabulary.
+    (0.5, 1, 1.5) is used; `unknown_words` counts words of the text outside the vocabulary, `outside` lists them.
     """
 
     model: NgramModel
     discounts: tuple[tuple[float, float, float], ...]
     fell_back: tuple[int, ...]
     unknown_words: int
+    outside: tuple[str, ...]
 
 
 def frequent_words(sentences: Iterable[str], most: int | None = None, min_count: int = 1) -> list[str]:
@@ -92,17 +92,13 @@ def frequent_words(sentences: Iterable[str], most: int | None = None, min_count:
     return ranked[:most]
 
 
-def words_of(sentence: str) -> list[str]:
-    """The words of a sentence, in Unicode form NFC."""
-    return unicodedata.normalize("NFC", sentence).split()
-
-
 @dataclass(frozen=True, eq=False)
 class _Text:
     words: tuple[str, ...]
     tokens: np.ndarray  # (T,) word numbers: 0 `</s>`, 1 `<s>`
     first: np.ndarray  # (T,) marks each `<s>`
     unknown_words: int
+    outside: tuple[str, ...]  # in the order of the text
 
 
 def _numbered(sentences: Iterable[str], vocabulary: Iterable[str] | None, unknown: str | None) -> _Text:
@@ -110,14 +106,14 @@ def _numbered(sentences: Iterable[str], vocabulary: Iterable[str] | None, unknow
     split = [words_of(sentence) for sentence in sentences]
     if not split:
         raise ValueError("no sentence to train on: give at least one line of text")
-    seen = {word for words in split for word in words}
+    seen = dict.fromkeys(word for words in split for word in words)
     marks = [END, START] + ([unknown] if unknown is not None else [])
-    given = seen if vocabulary is None else {unicodedata.normalize("NFC", w) for w in vocabulary}
+    given = {unicodedata.normalize("NFC", w) for w in (seen if vocabulary is None else vocabulary)}
     if unknown is not None:  # of two unknown words readers would take the wrong one
         given = given.difference(UNKNOWN_NAMES)
-    if inside := seen.intersection((START, END)):
+    if inside := seen.keys() & {START, END}:
         raise ValueError(f"the text holds {', '.join(sorted(inside))}: sentence marks are put there by training")
-    missing = seen - given - set(marks)
+    missing = tuple(word for word in seen if word not in given and word not in marks)
     if missing and unknown is None:
         raise ValueError(
             f"{counted(len(missing), 'word')} of the text {are(len(missing))} outside the closed vocabulary"
@@ -129,8 +125,8 @@ def _numbered(sentences: Iterable[str], vocabulary: Iterable[str] | None, unknow
     other = number_of.get(unknown, -1) if unknown is not None else -1
     numbers = [n for line in split for n in (1, *(number_of.get(w, other) for w in line), 0)]
     word_T = np.array(numbers, dtype=np.int64)
-    outside = sum(word not in number_of for line in split for word in line) if missing else 0
-    return _Text(words, word_T, word_T == 1, outside)
+    unknown_words = sum(word not in number_of for line in split for word in line) if missing else 0
+    return _Text(words, word_T, word_T == 1, unknown_words, missing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,8 +183,8 @@ def _estimate(
             gamma = np.where(total > 0, np.bincount(level.prefix, taken, minlength=contexts) / total, 1.0)
             share = np.where(total[level.prefix] > 0, (counts - taken) / total[level.prefix], 0.0)
         prob = share + gamma[level.prefix] * prob_below[level.suffix]
-        if n > 1:
-            orders[-1] = _with_backoff(orders[-1], gamma[kept_below >= 0])
+        if n > 1:  # 1 if nothing follows, as after `</s>`
+            orders[-1] = replace(orders[-1], log10_backoff=np.log10(gamma[kept_below >= 0]).astype(np.float32))
         orders.append(_grams(kept_below[level.prefix[keep]], level.word[keep], prob[keep]))
         kept_below = np.where(keep, np.cumsum(keep) - 1, -1)
         prob_below = prob
@@ -222,8 +218,3 @@ def _grams(prefix: np.ndarray, word: np.ndarray, prob: np.ndarray) -> Grams:
     log10_prob = np.log10(np.where(unpredicted, 1.0, prob))
     log10_prob[unpredicted] = _LOG10_OF_START
     return Grams(prefix, word, log10_prob.astype(np.float32), np.zeros(len(word), dtype=np.float32))
-
-
-def _with_backoff(grams: Grams, gamma: np.ndarray) -> Grams:
-    """The same n-grams with their back-off weights: 1 if nothing follows, as after `</s>`."""
-    return Grams(grams.prefix, grams.word, grams.log10_prob, np.log10(gamma).astype(np.float32))

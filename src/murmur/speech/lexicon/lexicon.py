@@ -1,4 +1,4 @@
-"""Pronunciation lexicons and symbol tables; the transducers made from them are in lexicon_fst.py.
+"""Pronunciation lexicons: formats of dictionaries, labels of phones and words, disambiguation symbols.
 
 Phone labels: 0 epsilon (in a decision tree: outside the utterance), 1 silence, then spoken noise if there is any, then
 the other phones in byte order up to P; after them the disambiguation symbols `#0` = P + 1 (back-off of the language
@@ -10,18 +10,21 @@ section 3.2.
 
 from __future__ import annotations
 
+import logging
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from murmur.speech.lexicon.dictionary import read_lines, words_in
+from murmur.core.counted import counted
+from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.file_content import columns, nfc, text_lines
 
+log = logging.getLogger(__name__)
 EPSILON = "<eps>"
 BACKOFF, SENTENCE_START, SENTENCE_END = "#0", "<s>", "</s>"
 SILENCE, NOISE = "SIL", "SPN"
@@ -30,6 +33,7 @@ SILENCE_ID = 1
 Entry = tuple[str, tuple[str, ...]]
 Topology = Literal["three-state", "chain"]
 STRESSED = re.compile(r"^([A-Z]{2})[012]$")  # a vowel of CMUdict
+SETTINGS = ("num_silence", "silence_probability", "topology")  # fields beside phones and lexicon
 _RESERVED = re.compile(r"<eps>|<s>|</s>|#\d+")
 
 
@@ -51,7 +55,6 @@ class Lang:
         words: word labels, with `<eps>`, `#0`, `<s>` and `</s>`.
         num_disambig: number n of symbols #1 ... #n that the pronunciations use.
         num_silence: labels 1 ... num_silence are silence-like phones (silence, and spoken noise if there is any).
-        unknown: word for all words outside the lexicon; None refuses such words.
         silence_probability: probability of a silence before the first word and after each word.
         topology: states of the phones' HMMs, see `murmur.speech.hmm.topology`.
     """
@@ -61,7 +64,6 @@ class Lang:
     words: Mapping[str, int]
     num_disambig: int
     num_silence: int = 1
-    unknown: str | None = None
     silence_probability: float = 0.5
     topology: Topology = "three-state"
 
@@ -70,8 +72,6 @@ class Lang:
             raise ValueError(
                 f"the silence probability is {self.silence_probability}: choose a value between 0 and 1, both excluded"
             )
-        if self.unknown is not None and self.unknown not in self.words:
-            raise ValueError(f"the unknown word {self.unknown!r} is not in the lexicon: add a line for it")
 
     @property
     def num_phones(self) -> int:
@@ -98,39 +98,20 @@ class Lang:
         """The words by label, the inverse of `words`."""
         return tuple(sorted(self.words, key=self.words.__getitem__))
 
-    def phone_table(self) -> dict[str, int]:
-        """The phone-side symbol table, disambiguation symbols included."""
-        table = {name: label for label, name in enumerate(self.phones)}
-        return table | {f"#{k}": label for k, label in enumerate(self.disambig)}
-
     def unknown_words(self, text: str) -> list[str]:
-        """The words of `text` that the lexicon lacks, in their order, even if `unknown` replaces them."""
+        """The words of `text` that the lexicon lacks, in their order."""
         return [w for w in _words_of(text) if not self._is_word(w)]
 
     def word_ids(self, text: str) -> list[int]:
-        """The labels of a transcript's words.
-
-        Raises:
-            KeyError: a word is not in the lexicon, and the lexicon has no unknown word.
-        """
-        missing = self.unknown_words(text)
-        if missing and self.unknown is None:
+        """The labels of a transcript's words; a KeyError for one outside the lexicon."""
+        if missing := self.unknown_words(text):
             raise KeyError(
                 f"not in the lexicon: {', '.join(sorted(set(missing)))}; add pronunciations or drop the text"
             )
-        return [self.words[w if self._is_word(w) else str(self.unknown)] for w in _words_of(text)]
+        return [self.words[w] for w in _words_of(text)]
 
     def with_lexicon(self, entries: Iterable[Entry]) -> Lang:
-        """Another vocabulary over the same phones, for decoding with more words than in training.
-
-        The unknown word keeps its pronunciations if `entries` does not list it.
-
-        Raises:
-            ValueError: a pronunciation uses a phone that this system lacks.
-        """
-        entries = list(entries)
-        if all(word != self.unknown for word, _ in entries):
-            entries += [(p.word, tuple(self.phones[i] for i in p.phones)) for p in self.prons if p.word == self.unknown]
+        """Another vocabulary over the same phones; one that this system lacks is a ValueError."""
         return replace(_assemble(entries, self.phones), **self._settings())
 
     def with_silence_probability(self, probability: float) -> Lang:
@@ -146,51 +127,24 @@ class Lang:
     def from_json(content: Mapping[str, Any]) -> Lang:
         """The inverse of `to_json`."""
         entries = [(word, tuple(phones)) for word, *phones in content["lexicon"]]
-        settings = {k: content[k] for k in ("num_silence", "unknown", "silence_probability")}
-        if "topology" in content:
-            if content["topology"] not in get_args(Topology):
-                raise ValueError(f"unknown topology {content['topology']!r}")
-            settings["topology"] = content["topology"]
-        return replace(_assemble(entries, content["phones"]), **settings)
+        if content["topology"] not in get_args(Topology):
+            raise ValueError(f"unknown topology {content['topology']!r}")
+        return replace(_assemble(entries, content["phones"]), **{name: content[name] for name in SETTINGS})
 
     def _settings(self) -> dict[str, Any]:
-        settings = {
-            "num_silence": self.num_silence,
-            "unknown": self.unknown,
-            "silence_probability": self.silence_probability,
-        }
-        # Files and digests of three-state systems are those from before there was another topology.
-        return settings if self.topology == "three-state" else {**settings, "topology": self.topology}
+        return {name: getattr(self, name) for name in SETTINGS}
 
     def _is_word(self, word: str) -> bool:
         return word in self.words and not _RESERVED.fullmatch(word)
 
 
-@dataclass(frozen=True)
-class KnownTexts:
-    """Transcripts that the lexicon covers, and those that it does not cover.
+def split_known(lang: Lang, texts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Usable transcripts, and the words that the lexicon lacks of the others, by utterance.
 
-    Attributes:
-        texts: usable transcripts, {utterance: text}.
-        refused: {utterance: its words that the lexicon lacks}; empty if there is an unknown word.
-        unknown_counts: number of occurrences of each missing word in all transcripts.
+    An empty transcript counts as usable (it is silence).
     """
-
-    texts: dict[str, str]
-    refused: dict[str, tuple[str, ...]]
-    unknown_counts: dict[str, int]
-
-
-def split_known(lang: Lang, texts: Mapping[str, str]) -> KnownTexts:
-    """Divide transcripts into usable ones and those with words outside the lexicon.
-
-    An empty transcript counts as usable (it is silence). If `lang.unknown` is set, all transcripts are usable.
-    """
-    missing = {u: tuple(lang.unknown_words(text)) for u, text in texts.items()}
-    refused = {u: words for u, words in missing.items() if words} if lang.unknown is None else {}
-    counts = Counter(w for words in missing.values() for w in words)
-    kept = {u: text for u, text in texts.items() if u not in refused}
-    return KnownTexts(kept, refused, dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))))
+    refused = {u: missing for u, text in texts.items() if (missing := lang.unknown_words(text))}
+    return {u: text for u, text in texts.items() if u not in refused}, refused
 
 
 def is_reserved(name: str) -> bool:
@@ -199,17 +153,23 @@ def is_reserved(name: str) -> bool:
 
 
 def read_lexicon(path: Path, phones: Collection[str] = ()) -> list[Entry]:
-    """Read `word phone phone ...` lines: a Kaldi lexicon.txt, CMUdict, or a dictionary with probabilities.
+    """Read `word phone phone ...` lines, without the columns that some formats have between word and phones.
 
-    The formats are those of `murmur.speech.lexicon.dictionary`. Text is NFC. Repeated pronunciations are kept once.
-    `phones` are those of the system that the lexicon is for, if there is one.
+        the 0.8 DH AH                   Kaldi's lexiconp.txt: a probability
+        the 0.8 0.2 1.1 0.9 DH AH       lexiconp_silprob.txt, the Montreal Forced Aligner: four figures
+        the [the] 0.8 DH AH             HTK, Julius: output symbol, probability (Julius also @-1.2)
+        THE(2) DH IY                    CMUdict: another pronunciation; `;;;` and ` #` begin comments
+
+    A number with a decimal point or an exponent is never a phone. A whole number may be one, as in X-SAMPA or for
+    tones: it is taken as a phone if it stands behind other phones somewhere in the file, or if it is among `phones`,
+    those of the system that the lexicon is for. Text is NFC. Repeated pronunciations are kept once.
 
     Raises:
         ValueError: a line has no phones, a word is a reserved symbol, a number may be a phone or a probability, or the
             file is empty; the message names the line.
     """
     entries: dict[Entry, None] = {}
-    for place, word, own in read_lines(path, phones):
+    for place, word, own in _read_lines(path, phones):
         reserved = [name for name in (word, *own) if _RESERVED.fullmatch(name)]
         if reserved or not own:
             reason = f"is or has the reserved symbol {reserved[0]!r}" if reserved else "has no phones"
@@ -225,7 +185,8 @@ def listed_words(lines: Sequence[str]) -> list[str]:
 
     Comments, reserved symbols and numbers of variants are left out as in `read_lexicon`.
     """
-    words = (unicodedata.normalize("NFC", word) for word in words_in(lines))
+    rows = (_columns(nfc(line), f"word list:{number}") for number, line in enumerate(lines, 1))
+    words = (_word(row[0]) for row in rows if row)
     return list(dict.fromkeys(word for word in words if not _RESERVED.fullmatch(word)))
 
 
@@ -238,30 +199,22 @@ def pronunciations_of(entries: Iterable[Entry]) -> dict[str, list[tuple[str, ...
 
 
 def without_stress(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries without CMUdict's stress digits on the phones (AH0 -> AH); equal ones are kept once.
-
-    Other phones that end in a digit, such as those of SAMPA or tones, are unchanged.
-    """
+    """The entries without CMUdict's stress digits on the phones (AH0 -> AH); equal ones are kept once."""
     return list(dict.fromkeys((word, tuple(STRESSED.sub(r"\1", p) for p in phones)) for word, phones in entries))
 
 
-def make_lang(entries: Iterable[Entry], unknown: str | None = None, silence_probability: float = 0.5) -> Lang:
+def make_lang(entries: Iterable[Entry], silence_probability: float = 0.5) -> Lang:
     """Number the phones and words of a lexicon and choose its disambiguation symbols.
-
-    `unknown` names the word for all words outside the lexicon; if the lexicon does not list it, it is added with the
-    phone of spoken noise (SPN), which is modelled like silence.
 
     Raises:
         ValueError: an entry has no phones, a reserved name is used as a word or phone, or there is no entry.
     """
     entries = list(entries)
-    if unknown is not None and all(word != unknown for word, _ in entries):
-        entries.append((unknown, (NOISE,)))
     names = {phone for _, phones in entries for phone in phones}
     silence = [SILENCE] + [NOISE] * (NOISE in names)
     phones = (EPSILON, *silence, *sorted(names.difference(silence)))
     lang = _assemble(entries, phones)
-    return replace(lang, num_silence=len(silence), unknown=unknown, silence_probability=silence_probability)
+    return replace(lang, num_silence=len(silence), silence_probability=silence_probability)
 
 
 def write_symbols(table: Mapping[str, int], path: Path) -> None:
@@ -280,7 +233,7 @@ def write_symbols(table: Mapping[str, int], path: Path) -> None:
 
 
 def _words_of(text: str) -> list[str]:
-    return unicodedata.normalize("NFC", text).split()
+    return nfc(text).split()
 
 
 def _assemble(entries: Iterable[Entry], phones: Sequence[str]) -> Lang:
@@ -313,3 +266,139 @@ def _disambiguate(labelled: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Pron
         used[phones] += ambiguous
         prons.append(Pronunciation(word, phones, used[phones] if ambiguous else 0))
     return tuple(prons)
+
+
+_COMMENT = re.compile(r"\s#")
+_HASHES = re.compile(r"#+(\s|$)")
+_VARIANT = re.compile(r"(?<=.)\(\d+\)$")
+_DECIMAL = re.compile(r"[+-]?(\d+[.,]\d*|[.,]\d+)(e[+-]?\d+)?|[+-]?\d+e[+-]\d+", re.IGNORECASE)
+_BEGINS = frozenset("0123456789+-.,")  # characters that a number may begin with
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_OUTPUT = re.compile(r"\[.*\]|\{.*\}")
+_OTHER_FORMATS = {re.compile(r'\(\s*"'): "Festival", re.compile(r"<\?xml|<lexicon\b"): "PLS (XML)"}
+
+
+class _Line(NamedTuple):
+    """A pronunciation: file and number of its line, the word, the columns behind it."""
+
+    place: str
+    word: str
+    columns: tuple[str, ...]
+
+
+def _read_lines(path: Path, known: Collection[str] = ()) -> list[_Line]:
+    """Read the pronunciations of a dictionary. Output symbols and figures are left out, which is logged.
+
+    Raises:
+        CorpusError: a number may be a phone or a figure, a word may hold a space, or the format is another one.
+    """
+    rows = text_lines(path)
+    lines = list(_written(path, rows))
+    _check_words(path, rows)
+    plain = [_without_output(line) for line in lines]
+    found = _without_figures(plain, known)
+    for line in found:
+        odd = next((c for c in line.columns if c[0] in _BEGINS and _DECIMAL.fullmatch(c)), None)
+        if odd is not None:
+            raise CorpusError(f"{line.place}: {line.word!r} has the number {odd} among its phones: remove it")
+    changed = [line for line, new in zip(lines, found, strict=True) if new.columns != line.columns]
+    if changed:
+        first = f"{changed[0].word} {' '.join(changed[0].columns)}"
+        log.warning(
+            "%s: output symbols and probabilities of %d of %s are not used, such as %r: all pronunciations of a"
+            " word are equally probable",
+            *(path, len(changed), counted(len(lines), "line"), first),
+        )
+    return found
+
+
+def _word(column: str) -> str:
+    return _VARIANT.sub("", column) if column.endswith(")") else column
+
+
+def _columns(line: str, place: str) -> list[str]:
+    if line.startswith((";;;", "#")) and (line[0] == ";" or _HASHES.match(line)):
+        return []
+    return columns(_COMMENT.split(line, maxsplit=1)[0] if "#" in line else line, place)
+
+
+def _written(path: Path, rows: Sequence[str]) -> Iterator[_Line]:
+    for number, line in enumerate(rows, 1):
+        place = f"{path}:{number}"
+        if line.lstrip().startswith(("(", "<")):
+            for begin, kind in _OTHER_FORMATS.items():
+                if begin.match(line.lstrip()):
+                    raise CorpusError(f"{place}: a dictionary of {kind}: write `word phone phone ...` lines")
+        if fields := _columns(line, place):
+            yield _Line(place, _word(fields[0]), tuple(fields[1:]))
+
+
+def _check_words(path: Path, rows: Sequence[str]) -> None:
+    """Refuse words with spaces in a file whose words and phones are separated by tabs."""
+    if not any("\t" in row for row in rows):
+        return
+    rows = [row for row in rows if _columns(row, str(path))]
+    for row in rows if all("\t" in row.strip() for row in rows) else ():
+        word, *rest = row.strip().split("\t")
+        if " " in word.strip() and any(" " in column.strip() for column in rest):
+            raise CorpusError(f"{path}: the word {word.strip()!r} holds a space: join its parts, e.g. by an underscore")
+
+
+def _without_output(line: _Line) -> _Line:
+    """The line without HTK's output symbol and with the figure of Julius' @ as a number."""
+    if not line.columns or line.columns[0][0] not in "@[{":
+        return line
+    figures, rest = tuple[str, ...](), line.columns
+    for _ in range(2):  # they come in either order
+        own, behind = rest[:1], rest[1:]
+        if own and own[0].startswith("@") and _is_number(own[0][1:] or "@"):
+            figures, rest = (f"{float(own[0][1:]):.6f}",), behind
+        elif own and behind and _OUTPUT.fullmatch(own[0]) and not any(map(_OUTPUT.fullmatch, behind)):
+            rest = behind
+    return line._replace(columns=figures + rest)
+
+
+def _is_number(column: str) -> bool:
+    if column[0] not in _BEGINS:
+        return False
+    return _DECIMAL.fullmatch(column) is not None or _WHOLE.fullmatch(column) is not None
+
+
+def _run(line: _Line) -> int:
+    """Number of columns before the first that is no number."""
+    if not line.columns or line.columns[0][0] not in _BEGINS:
+        return 0
+    return next((n for n, column in enumerate(line.columns) if not _is_number(column)), len(line.columns))
+
+
+def _without_figures(lines: Sequence[_Line], known: Collection[str]) -> list[_Line]:
+    runs = [_run(line) for line in lines]
+    if not any(runs):
+        return list(lines)
+    sure = [
+        max((n + 1 for n in range(run) if _DECIMAL.fullmatch(line.columns[n])), default=0)
+        for line, run in zip(lines, runs, strict=True)
+    ]
+    most = max(sure, default=0)
+    if most and all(run >= most for run in runs):  # every line has all figures, some of them as 0 or 1
+        sure = [most] * len(lines)
+    phones = _whole_phones(lines, runs) | set(known)
+    found = []
+    for line, run, figures in zip(lines, runs, sure, strict=True):
+        doubtful = [column for column in line.columns[figures:run] if column not in phones]
+        if doubtful:
+            raise CorpusError(
+                f"{line.place}: is {doubtful[0]} in {' '.join((line.word, *line.columns))[:80]!r} a phone or a figure?"
+                " write probabilities with a decimal point, and give phones that are numbers another name"
+            )
+        found.append(line._replace(columns=line.columns[figures:]))
+    return found
+
+
+def _whole_phones(lines: Sequence[_Line], runs: Sequence[int]) -> set[str]:
+    """Whole numbers that must be phones: behind other phones, last in a line, or in a file of numbers alone."""
+    if all(_WHOLE.fullmatch(column) for line in lines for column in line.columns):
+        return {column for line in lines for column in line.columns}
+    behind = {column for line, run in zip(lines, runs, strict=True) for column in line.columns[run:]}
+    last = {line.columns[-1] for line in lines if line.columns}
+    return {column for column in behind | last if _WHOLE.fullmatch(column)}

@@ -1,21 +1,23 @@
 """LSTM and BLSTM acoustic models.
 
 Shapes: feats_NTF -> logits_NUC with U = ceil(T / stack) output frames; legend: N utterances, T frames, F values per
-frame, U output frames, H hidden values, C outputs.
+frame, U output frames, H hidden values, C outputs; of mapped layers also D layers, G = 4 H gates, P outputs of a layer
+(its cells, or their projection).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from murmur.core.torch_private import has_fast_bfloat16, is_mapped
-from murmur.speech.models.mapped_lstm import mapped_lstm
-from murmur.speech.models.memory import Kept, through
+from murmur.speech.models.layers import Kept, through
 
 
 @dataclass(frozen=True)
@@ -39,45 +41,22 @@ class Lstm:
     projection: int | None = None
     bottleneck: int | None = None
     kept: Kept = "activations"
+    directions: ClassVar[int] = 1
 
     def build(self, inputs: int, outputs: int) -> AcousticLstm:
         """A module for F = inputs features and C = outputs columns."""
-        return AcousticLstm(_sizes(self, inputs, directions=1), outputs, self)
+        return AcousticLstm(self, inputs, outputs)
 
 
 @dataclass(frozen=True)
-class Blstm:
-    """Bidirectional LSTM layers (Graves et al. 2013) and one linear layer.
+class Blstm(Lstm):
+    """Bidirectional LSTM layers (Graves et al. 2013) and one linear layer; cells and projection are per direction.
 
     With hidden=512, layers=6, bottleneck=256 it is the model of IBM's papers on ADPSGD: 43,154,944 parameters for 260
     features and 32,000 states.
-
-    Attributes:
-        hidden: number of cells per layer and direction.
-        layers: number of LSTM layers.
-        dropout: share of every layer's outputs that is set to zero during training.
-        stack: number of frames joined into one input, which divides the frame rate.
-        projection: size to which the outputs of each direction are projected; None for none.
-        bottleneck: width of a linear layer below the last one; None for no such layer.
-        kept: values of each layer that are kept for the backward pass.
     """
 
-    hidden: int = 256
-    layers: int = 3
-    dropout: float = 0.0
-    stack: int = 1
-    projection: int | None = None
-    bottleneck: int | None = None
-    kept: Kept = "activations"
-
-    def build(self, inputs: int, outputs: int) -> AcousticLstm:
-        """A module for F = inputs features and C = outputs columns."""
-        return AcousticLstm(_sizes(self, inputs, directions=2), outputs, self)
-
-
-def _sizes(config: Lstm | Blstm, inputs: int, directions: int) -> list[tuple[int, int]]:
-    first = (inputs * config.stack, directions)
-    return [first] + [((config.projection or config.hidden) * directions, directions)] * (config.layers - 1)
+    directions: ClassVar[int] = 2
 
 
 class AcousticLstm(nn.Module):
@@ -87,21 +66,20 @@ class AcousticLstm(nn.Module):
     affect the frames before it; this is twice as fast on a CPU as torch's packed sequences.
     """
 
-    def __init__(self, sizes: list[tuple[int, int]], outputs: int, config: Lstm | Blstm) -> None:
+    def __init__(self, config: Lstm, inputs: int, outputs: int) -> None:
         super().__init__()
         self.stack = config.stack
         self.kept: Kept = config.kept
-        projection = config.projection or 0
-        self.forwards = nn.ModuleList(
-            nn.LSTM(size, config.hidden, batch_first=True, proj_size=projection) for size, _ in sizes
-        )
-        self.backwards = nn.ModuleList(
-            nn.LSTM(size, config.hidden, batch_first=True, proj_size=projection)
-            for size, directions in sizes
-            if directions == 2
-        )
+        top = (config.projection or config.hidden) * config.directions
+        sizes = [inputs * config.stack] + [top] * (config.layers - 1)
+
+        def direction() -> nn.ModuleList:
+            layer = partial(nn.LSTM, hidden_size=config.hidden, batch_first=True, proj_size=config.projection or 0)
+            return nn.ModuleList(layer(size) for size in sizes)
+
+        self.forwards = direction()
+        self.backwards = direction() if config.directions > 1 else nn.ModuleList()
         self.dropout = nn.Dropout(config.dropout)
-        top = (projection or config.hidden) * sizes[0][1]
         self.bottleneck = None if config.bottleneck is None else nn.Linear(top, config.bottleneck)
         self.output = nn.Linear(config.bottleneck or top, outputs)
         self.reset_parameters()
@@ -165,3 +143,32 @@ def _stacked(feats_NTF: Tensor, stack: int) -> Tensor:
         return feats_NTF
     padded = functional.pad(feats_NTF, (0, 0, 0, -feats_NTF.shape[1] % stack))
     return padded.reshape(padded.shape[0], padded.shape[1] // stack, -1)
+
+
+def mapped_lstm(layers: Sequence[nn.LSTM], inputs_DNUF: Tensor) -> Tensor:
+    """Outputs (D, N, U, P) of D layers of equal sizes, each on inputs of its own, computed side by side.
+
+        (i, f, g, o) = W x_t + R h_{t-1} + b,  c_t = s(f) c_{t-1} + s(i) tanh(g),  h_t = s(o) tanh(c_t)
+
+    Equal to `nn.LSTM` from zero states but for rounding, by plain products: torch.func.vmap cannot map PyTorch's fused
+    LSTM over stacked weights.
+    """
+    inner_DFG, recurrent_DPG = _stack(layers, "weight_ih_l0").mT, _stack(layers, "weight_hh_l0").mT
+    bias_D1G = (_stack(layers, "bias_ih_l0") + _stack(layers, "bias_hh_l0"))[:, None]
+    projection_DHP = _stack(layers, "weight_hr_l0").mT if layers[0].proj_size else None
+    gates_DNUG = torch.baddbmm(bias_D1G, inputs_DNUF.flatten(1, 2), inner_DFG).unflatten(1, inputs_DNUF.shape[1:3])
+    h_DNP = inputs_DNUF.new_zeros(*inputs_DNUF.shape[:2], recurrent_DPG.shape[1])
+    c_DNH = inputs_DNUF.new_zeros(*inputs_DNUF.shape[:2], layers[0].hidden_size)
+    outputs = []
+    for gates_DNG in gates_DNUG.unbind(2):
+        i, f, g, o = torch.baddbmm(gates_DNG, h_DNP, recurrent_DPG).chunk(4, -1)
+        c_DNH = f.sigmoid() * c_DNH + i.sigmoid() * g.tanh()
+        h_DNP = o.sigmoid() * c_DNH.tanh()
+        if projection_DHP is not None:
+            h_DNP = torch.bmm(h_DNP, projection_DHP)
+        outputs.append(h_DNP)
+    return torch.stack(outputs, 2)
+
+
+def _stack(layers: Sequence[nn.LSTM], name: str) -> Tensor:
+    return torch.stack([getattr(layer, name) for layer in layers])

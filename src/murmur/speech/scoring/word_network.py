@@ -10,8 +10,7 @@ whatever their case.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -48,11 +47,7 @@ class WordNetwork:
 
     @classmethod
     def of(cls, transcript: str) -> WordNetwork:
-        """Read a transcript with alternatives and optional words.
-
-        Raises:
-            TranscriptError: Braces do not match.
-        """
+        """Read a transcript with alternatives and optional words; a TranscriptError if braces do not match."""
         return _Reader(transcript).network()
 
 
@@ -125,8 +120,12 @@ class Pair(NamedTuple):
     kind: Literal["correct", "substitution", "deletion", "insertion"]
 
 
-Step = tuple[float, int, int, Pair | None]  # cost so far, state and place before, and what the step pairs
-Back = list[list[tuple[int, int, Pair | None] | None]]
+class _Cell(NamedTuple):
+    """The cheapest way to a state and a number of words: its cost, its last step, and the way before that."""
+
+    cost: float
+    pair: Pair | None
+    before: _Cell | None
 
 
 def align(network: WordNetwork, hypothesis: Sequence[str]) -> list[Pair]:
@@ -134,53 +133,48 @@ def align(network: WordNetwork, hypothesis: Sequence[str]) -> list[Pair]:
 
     Of equally cheap alignments, the steps that sclite seems to prefer are chosen; the total cost does not depend on it.
     """
-    places = range(len(hypothesis) + 1)
-    cost = [[math.inf for _ in places] for _ in range(network.last + 1)]
-    back: Back = [[None for _ in places] for _ in range(network.last + 1)]
-    cost[0][0] = 0.0
     into: dict[int, list[Arc]] = {}
     for arc in network.arcs:
         into.setdefault(arc.end, []).append(arc)
+    cells = {(0, 0): _Cell(0.0, None, None)}
     for state in range(network.last + 1):
-        for place in places:
-            for price, at, before, pair in _steps(cost, into.get(state, ()), state, place, hypothesis):
-                if price < cost[state][place]:
-                    cost[state][place], back[state][place] = price, (at, before, pair)
-    return list(_path(back, network.last, len(hypothesis)))[::-1]
+        for place in range(len(hypothesis) + 1):
+            steps = list(_steps(cells, into.get(state, ()), state, place, hypothesis))
+            if steps:
+                cells[state, place] = min(steps, key=lambda step: step.cost)
+    pairs, cell = list[Pair](), cells.get((network.last, len(hypothesis)))
+    while cell is not None:
+        pairs += [] if cell.pair is None else [cell.pair]
+        cell = cell.before
+    return pairs[::-1]
 
 
 def _steps(
-    cost: list[list[float]], arcs: Sequence[Arc], state: int, place: int, hypothesis: Sequence[str]
-) -> Iterator[Step]:
+    cells: Mapping[tuple[int, int], _Cell], arcs: Sequence[Arc], state: int, place: int, hypothesis: Sequence[str]
+) -> Iterator[_Cell]:
     """Yield the steps into a cell, preferred ones first: both words, deletions, insertions, optional words left out."""
     said = hypothesis[place - 1] if place else ""
-    optional = list[Step]()
+
+    def step(cost: float, pair: Pair | None, start: int, taken: int) -> _Cell:
+        before = cells[start, place - taken]
+        return _Cell(before.cost + cost, pair, before)
+
     for arc in arcs:
         if arc.word is None:
-            yield cost[arc.start][place], arc.start, place, None
+            yield step(0.0, None, arc.start, 0)
         elif place:
             same = matches(arc.word, said)
             pair = Pair(arc.word, said, "correct" if same else "substitution")
-            yield cost[arc.start][place - 1] + (0.0 if same else SUBSTITUTION), arc.start, place - 1, pair
-    for arc in arcs:
-        if arc.word is None:
-            continue
-        if arc.optional:
-            left_out = Pair(arc.word, None, "correct")
-            optional.append((cost[arc.start][place] + OPTIONAL_GAP, arc.start, place, left_out))
-        else:
-            yield cost[arc.start][place] + GAP, arc.start, place, Pair(arc.word, None, "deletion")
+            yield step(0.0 if same else SUBSTITUTION, pair, arc.start, 1)
+    spoken = [arc for arc in arcs if arc.word is not None]
+    for arc in spoken:
+        if not arc.optional:
+            yield step(GAP, Pair(arc.word, None, "deletion"), arc.start, 0)
     if place:
-        yield cost[state][place - 1] + GAP, state, place - 1, Pair(None, said, "insertion")
-    yield from optional
-
-
-def _path(back: Back, state: int, place: int) -> Iterator[Pair]:
-    """Yield the pairs of the cheapest alignment, the last one first."""
-    while (step := back[state][place]) is not None:
-        state, place, pair = step
-        if pair is not None:
-            yield pair
+        yield step(GAP, Pair(None, said, "insertion"), state, 1)
+    for arc in spoken:
+        if arc.optional:
+            yield step(OPTIONAL_GAP, Pair(arc.word, None, "correct"), arc.start, 0)
 
 
 def matches(reference: str, hypothesis: str) -> bool:

@@ -1,5 +1,11 @@
 """Denominator graphs: all phone sequences of an n-gram model, each phone in context a small HMM.
 
+The model has relative frequencies without smoothing: P(p | h) = c(h, p) / c(h), with h the longest listed history that
+ends the phones so far. So an arc exists only where training has one, which keeps the graph small (Povey et al., "Purely
+sequence-trained neural networks for ASR based on lattice-free MMI", Interspeech 2016, section 2.3). Of the longest
+histories (n - 1 phones) those stay that predict most differently from the history without its first phone; the counts
+of the others move to it. Histories of n - 2 phones are never removed.
+
 The graph is that of an endless sequence of utterances, so that chunks may be cut anywhere: the end of an utterance
 leads to the beginnings of all. A phone with its neighbours is known by its HMM, and by the history of the n-gram model
 after the *next* phone, which is fixed in advance because the HMM depends on it. So one "place" of the graph is a triple
@@ -10,14 +16,109 @@ Shapes: S states, I places, C pdfs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
-from murmur.speech.sequence.phone_ngrams import BEGIN, OUTSIDE, History, PhoneModel
+from murmur.speech.hmm.model import HmmStates
+from murmur.speech.hmm.topology import num_states
+from murmur.speech.hmm.transitions import Transitions
 from murmur.speech.sequence.state_graph import Arcs, StateGraph
+
+OUTSIDE = 0  # the phone before the first one and after the last one
+History = tuple[int, ...]
+BEGIN: History = (OUTSIDE,)
+SHORTEST = 3  # phones of an n-gram: its history must name a phone and its left neighbour after one phone is removed
+
+
+@dataclass(frozen=True)
+class PhoneNgrams:
+    """Options for estimating a phone model.
+
+    Attributes:
+        order: length n of the longest n-gram, at least 3.
+        longest: number of histories of n - 1 phones that are kept.
+    """
+
+    order: int = 4
+    longest: int = 2000
+
+    def __post_init__(self) -> None:
+        if self.order < SHORTEST or self.longest < 0:
+            raise ValueError(
+                f"phone n-grams of order {self.order} with {self.longest} long histories: give an order of at least"
+                f" {SHORTEST}, and 0 histories or more"
+            )
+
+    def train(self, sequences: Iterable[Sequence[int]]) -> PhoneModel:
+        """Estimate from phone sequences, labels from 1.
+
+        Raises:
+            ValueError: there is no sequence, an empty one, or one with label 0.
+        """
+        counts: dict[History, Counter[int]] = defaultdict(Counter)
+        for phones in sequences:
+            if not len(phones) or OUTSIDE in phones:
+                raise ValueError("a phone sequence for the denominator is empty, or holds label 0")
+            padded = (OUTSIDE, *(int(p) for p in phones), OUTSIDE)
+            for end in range(1, len(padded)):
+                counts[padded[max(0, end - self.order + 1) : end]][padded[end]] += 1
+        if not counts:
+            raise ValueError("no phone sequence: the denominator needs alignments of train")
+        return PhoneModel(_frequencies(_shortened(counts, self.order - 1, self.longest)))
+
+
+@dataclass(frozen=True, eq=False)
+class PhoneModel:
+    """Next phones and their probabilities by history; phone 0 ends the utterance."""
+
+    following: Mapping[History, Mapping[int, float]]
+
+    def after(self, history: History, phone: int) -> History:
+        """The longest listed history that ends `history` followed by `phone`.
+
+        Raises:
+            KeyError: there is none: training never had this phone here.
+        """
+        phones = (*history, phone)
+        for first in range(len(phones)):
+            if phones[first:] in self.following:
+                return phones[first:]
+        raise KeyError(phones)
+
+    @property
+    def ngrams(self) -> int:
+        """Number of pairs of a history and a next phone."""
+        return sum(map(len, self.following.values()))
+
+
+def _shortened(counts: Mapping[History, Counter[int]], length: int, kept: int) -> dict[History, Counter[int]]:
+    """Histories of `length` phones beyond the best `kept` lose their first phone."""
+    longest = {h: c for h, c in counts.items() if len(h) == length}
+    below: dict[History, Counter[int]] = defaultdict(Counter)
+    for history, own in longest.items():
+        below[history[1:]].update(own)
+    gains = {history: _gain(own, below[history[1:]]) for history, own in longest.items()}
+    best = set(sorted(gains, key=lambda history: (-gains[history], history))[:kept])
+    found: dict[History, Counter[int]] = {h: Counter(c) for h, c in counts.items() if len(h) < length}
+    for history, own in longest.items():
+        found.setdefault(history if history in best else history[1:], Counter()).update(own)
+    return found
+
+
+def _gain(own: Counter[int], below: Counter[int]) -> float:
+    """Log-likelihood of the counts of a history under their own frequencies, less that under those below."""
+    own_total, below_total = own.total(), below.total()
+    return sum(n * math.log(n * below_total / (own_total * below[p])) for p, n in own.items())
+
+
+def _frequencies(counts: Mapping[History, Counter[int]]) -> dict[History, dict[int, float]]:
+    return {h: {p: c[p] / c.total() for p in sorted(c)} for h, c in sorted(counts.items())}
+
 
 END: History = ()  # history of a place whose next phone is the end of the utterance
 
@@ -110,13 +211,9 @@ class Denominator:
             probabilities.append(self.model.following[before].get(right, 0.0) if known and before is not None else 0.0)
             if number is None:
                 number = self._similar.get((phone, hmm, right))
-                history = None if number is None else self._histories[number]
+                history = None if number is None else self.places[number][2]
             numbers.append(self._similar[phone, hmm, None] if number is None else number)
         return numbers, probabilities[1:]
-
-    @cached_property
-    def _histories(self) -> tuple[History, ...]:
-        return tuple(history for _, _, history in self.number)
 
     @cached_property
     def _similar(self) -> Mapping[tuple[int, PhoneHmm, int | None], int]:
@@ -158,3 +255,35 @@ def _explored(model: PhoneModel, hmm_of: HmmOf) -> tuple[list[Place], list[list[
                 known.add(place)
                 places.append(place)
     return places, leading
+
+
+def phone_hmms(states: HmmStates) -> HmmOf:
+    """The HMM of a phone by its neighbours; the answers are kept, since few neighbours differ in their HMM."""
+    tree, transitions = states.tree, states.transitions
+    leads = _leads(transitions, np.exp(states.log_probs.astype(np.float64)))
+
+    @cache
+    def hmm(phone: int, pdfs: tuple[int, ...]) -> PhoneHmm:
+        arcs = [(s, *arc) for s, pdf in enumerate(pdfs) for arc in leads[phone, s, pdf]]
+        inner = tuple((s, to, p) for s, to, p in arcs if to < len(pdfs))
+        return PhoneHmm(pdfs, inner, tuple((s, p) for s, to, p in arcs if to == len(pdfs)))
+
+    @cache
+    def hmm_of(left: int, phone: int, right: int) -> PhoneHmm:
+        first = 1 - tree.centre
+        window = (left, phone, right)[first : first + tree.width]
+        pdfs = tuple(tree.pdf(window, state) for state in range(num_states(states.lang, phone)))
+        return hmm(phone, pdfs)
+
+    return hmm_of
+
+
+def _leads(transitions: Transitions, probs_I: np.ndarray) -> dict[tuple[int, int, int], list[tuple[int, float]]]:
+    """Pairs of next state and probability of each (phone, state, pdf)."""
+    found: dict[tuple[int, int, int], list[tuple[int, float]]] = {}
+    entries = {p: transitions.library.topo.topology_for_phone(p) for p in set(transitions.phone_of[1:].tolist())}
+    ids = (transitions.phone_of, transitions.state_of, transitions.pdf_of, transitions.arc_of, probs_I)
+    for phone, state, pdf, arc, p in zip(*(column[1:].tolist() for column in ids), strict=True):
+        target = entries[phone][state].transitions[arc][0]
+        found.setdefault((phone, state, pdf), []).append((target, p))
+    return found

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from murmur.speech.sequence.numerators import NEVER, Numerators
-from murmur.speech.sequence.total import needs_gradient, with_gradient
+from murmur.speech.sequence.probability_domain import needs_gradient, with_gradient
 
 IMPOSSIBLE = NEVER / 2  # no sum of scores is as small
 

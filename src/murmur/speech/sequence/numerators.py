@@ -50,7 +50,7 @@ class Aligned:
     def stretched(self, frames: int) -> Aligned:
         """The same phones in the `frames` frames of the audio at another speed.
 
-        A frame t belongs to the phone that `murmur.speech.hmm.hybrid.at_speed` gives it.
+        A frame t belongs to the phone that `murmur.speech.features.chunks.at_speed` gives it.
         """
         total, starts = int(self.starts[-1]), self.starts.astype(np.int64)
         starts = -((total - 2 * starts * frames) // (2 * total))  # ceil(s frames / T - 1/2), without rounding
@@ -68,7 +68,7 @@ class Aligned:
     def fitted(self, frames: int) -> Aligned:
         """The same phones for some frames more or fewer, shared equally between both ends.
 
-        The rule is that of `murmur.speech.hmm.hybrid.fit_targets`.
+        The rule is that of `murmur.speech.features.chunks.fit_targets`.
         """
         missing = frames - int(self.starts[-1])
         shift = missing // 2 if missing >= 0 else -(-missing // 2)
@@ -126,9 +126,6 @@ class NumeratorBuilder:
     denominator: Denominator
     tolerance_frames: int
     leak: float
-
-    def __post_init__(self) -> None:
-        check_tolerance(self.tolerance_frames)
 
     def has_path(self, aligned: Aligned) -> bool:
         """True if the frames of an utterance, and with them of each chunk, can be divided among its phones."""

@@ -15,11 +15,37 @@ Shapes: N sequences, T frames, C pdfs, S states.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from murmur.speech.sequence.state_graph import StateGraph
-from murmur.speech.sequence.total import needs_gradient, with_gradient
+
+
+def needs_gradient(scores_NTC: Tensor) -> bool:
+    """True if the occupancies will be asked for; without them a criterion needs its forward recursion alone."""
+    return torch.is_grad_enabled() and scores_NTC.requires_grad
+
+
+def with_gradient(scores_NTC: Tensor, value_N: Tensor, gradient_NTC: Tensor) -> Tensor:
+    """Return a value of each sequence (N,), such as ln Z, as a function of the scores, with a known gradient."""
+    found: Tensor = _Known.apply(scores_NTC, value_N, gradient_NTC)
+    return found
+
+
+class _Known(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _scores_NTC: Tensor, value_N: Tensor, gradient_NTC: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient_NTC)
+        return value_N.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient_NTC,) = ctx.saved_tensors
+        return gradients[0][:, None, None] * gradient_NTC, None, None
 
 
 def log_total(scores_NTC: Tensor, lengths_N: Tensor, graph: StateGraph, leak: float) -> Tensor:

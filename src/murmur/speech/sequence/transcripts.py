@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from murmur.speech.lexicon.lexicon import SILENCE_ID, Lang
-from murmur.speech.sequence.denominator import END, Denominator
+from murmur.speech.sequence.denominator import BEGIN, END, OUTSIDE, Denominator
 from murmur.speech.sequence.numerators import NEVER, Numerators, by_row
-from murmur.speech.sequence.phone_ngrams import BEGIN, OUTSIDE
 
 Node = int
 Spot = tuple[Node, int, int, int]  # node after a phone, the phone, the next phone, the place of the phone
@@ -72,9 +71,7 @@ class PhoneGraph:
 
 def _edges(lang: Lang, text: str) -> tuple[list[list[tuple[int, int]]], frozenset[int]]:
     """Edges (phone, target) of each node, and the final nodes: every word may be followed by a silence."""
-    spoken: dict[int, list[tuple[int, ...]]] = {}
-    for pron in lang.prons:
-        spoken.setdefault(lang.words[pron.word], []).append(pron.phones)
+    spoken = _spoken(lang)
     edges: list[list[tuple[int, int]]] = [[(SILENCE_ID, 1)], []]
     open_nodes = (0, 1)  # without and with a silence at the end
     for word in lang.word_ids(text):
@@ -93,11 +90,17 @@ def _edges(lang: Lang, text: str) -> tuple[list[list[tuple[int, int]]], frozense
     return edges, frozenset(open_nodes)
 
 
-def drawn_phones(lang: Lang, text: str, draw: random.Random) -> list[int]:
-    """A phone sequence of a transcript: pronunciations with equal chances, silences by `lang.silence_probability`."""
+def _spoken(lang: Lang) -> dict[int, list[tuple[int, ...]]]:
+    """The pronunciations of each word label."""
     spoken: dict[int, list[tuple[int, ...]]] = {}
     for pron in lang.prons:
         spoken.setdefault(lang.words[pron.word], []).append(pron.phones)
+    return spoken
+
+
+def drawn_phones(lang: Lang, text: str, draw: random.Random) -> list[int]:
+    """A phone sequence of a transcript: pronunciations with equal chances, silences by `lang.silence_probability`."""
+    spoken = _spoken(lang)
     phones: list[int] = []
     for word in (None, *lang.word_ids(text)):
         if word is not None:
@@ -134,31 +137,24 @@ class TranscriptNumerator:
         useful = _leading_to_the_end(spots, steps)
         if not useful:
             return None
-        first = dict(zip(useful, np.cumsum([0, *(len(_pdfs(denominator, s)) for s in useful)]).tolist(), strict=False))
-        log_initial = np.full(sum(len(_pdfs(denominator, s)) for s in useful), NEVER)
+        hmms = [denominator.places[place][1] for *_, place in useful]
+        starts = np.cumsum([0, *(len(hmm.pdfs) for hmm in hmms)]).tolist()
+        first = dict(zip(useful, starts, strict=False))
+        log_initial, ends = np.full(starts[-1], NEVER), np.zeros(starts[-1], bool)
         rows: list[tuple[int, int, float]] = []
-        for spot in useful:
-            hmm, own = denominator.places[spot[3]][1], first[spot]
+        for spot, hmm in zip(useful, hmms, strict=True):
+            own = first[spot]
             if spots[spot]:
                 p = float(denominator.graph.initial[int(denominator.first[spot[3]])])
                 log_initial[own] = np.log(p) if p > 0 else NEVER
+            if spot[2] == OUTSIDE:
+                ends[[own + state for state, _ in hmm.exits]] = True
             rows += [(own + a, own + b, p) for a, b, p in hmm.inner]
             for then, p in steps[spot]:
                 rows += [(own + a, first[then], leave * p) for a, leave in hmm.exits if then in first]
         source, target, probability = (np.array(column) for column in zip(*rows, strict=True))
-        pdf = np.concatenate([_pdfs(denominator, spot) for spot in useful])
-        ends = np.concatenate([_may_end(denominator, spot) for spot in useful])
+        pdf = np.concatenate([hmm.pdfs for hmm in hmms])
         return TranscriptNumerator(pdf, log_initial, ends, source, target, np.log(probability), _fewest(spots, steps))
-
-
-def _pdfs(denominator: Denominator, spot: Spot) -> tuple[int, ...]:
-    return denominator.places[spot[3]][1].pdfs
-
-
-def _may_end(denominator: Denominator, spot: Spot) -> np.ndarray:
-    hmm = denominator.places[spot[3]][1]
-    leaving = {state for state, _ in hmm.exits}
-    return np.array([spot[2] == OUTSIDE and state in leaving for state in range(len(hmm.pdfs))])
 
 
 def _spots(

@@ -1,21 +1,30 @@
-"""The one thread of a process that calls MPI: it starts operations, tests them, and sleeps in between.
+"""The one thread of a process that calls MPI: it starts operations, tests them, sleeps in between, delivers messages.
 
 MPI makes progress only when it is called, and a call that waits for others occupies a core. Therefore no thread waits
 inside MPI. Every operation is one that returns at once, this thread tests it repeatedly with short sleeps, and users of
 the result wait for an event. Sums thus progress while the learner computes.
+
+A message is one block of bytes, the same frame as over TCP (`process/wire_format.py`). MPI keeps the order in which
+messages of one sender are matched, but a large one may be complete after a later small one. They are delivered in the
+order in which they began.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from threading import Event, Lock, Thread
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from murmur.core.group import PeerLost
 from murmur.worlds.awake_clock import awake_seconds, wait_awake
+from murmur.worlds.process.messages import from_block, to_block
+from murmur.worlds.real import Mailbox
 
 Request = Any  # mpi4py.MPI.Request
 FIRST_PAUSE_SECONDS = 2e-5
@@ -35,16 +44,11 @@ class Operation:
         self._error: Exception | None = None
 
     def end(self, error: Exception | None = None) -> None:
-        """Mark it as done, or as failed with an error."""
         self._error = error
         self._done.set()
 
     def wait(self) -> None:
-        """Wait until it is done.
-
-        Raises:
-            PeerLost: Another learner has failed, or the timeout has passed.
-        """
+        """Wait until it is done; PeerLost if another learner has failed, or the timeout has passed."""
         if not wait_awake(self._done.wait, self.timeout_seconds):
             raise PeerLost(f"not all took part within {self.timeout_seconds:g} s")
         if self._error is not None:
@@ -52,12 +56,7 @@ class Operation:
 
 
 class MpiProgress:
-    """The progress thread.
-
-    Args:
-        polls: Called in every turn; each returns True if anything made progress, and raises to end everything.
-        failed: Called with the error that ended everything.
-    """
+    """The progress thread: `polls` return True if anything made progress, `failed` is told the error that ends all."""
 
     def __init__(self, polls: Sequence[Callable[[], bool]], failed: Callable[[Exception], None]) -> None:
         self._polls, self._failed = list(polls), failed
@@ -72,10 +71,8 @@ class MpiProgress:
     def submit(self, start: Callable[[], Request], finish: Callable[[], None], timeout_seconds: float) -> Operation:
         """Start and finish an operation in the thread. Never waits, never fails.
 
-        Args:
-            start: Calls MPI and returns its request; None if the call has completed the operation.
-            finish: Called when the request is complete.
-            timeout_seconds: Longest duration of `wait`.
+        `start` calls MPI and returns its request, or None if the call has completed the operation; `finish` is called
+        when the request is complete. `timeout_seconds` bounds the operation's `wait`.
         """
         operation = Operation(start, finish, timeout_seconds)
         with self._lock:
@@ -88,16 +85,11 @@ class MpiProgress:
 
     @property
     def idle(self) -> bool:
-        """True if all submitted operations are done."""
         with self._lock:
             return not (self._asked or self._running)
 
     def check(self) -> None:
-        """Check that operations can still end.
-
-        Raises:
-            PeerLost: Another learner has failed.
-        """
+        """Raise PeerLost if another learner has failed, so that no operation can end."""
         if self._failure is not None:
             raise PeerLost(str(self._failure)) from self._failure
 
@@ -149,13 +141,43 @@ class MpiProgress:
 
 
 def settle(request: Request, timeout_seconds: float) -> None:
-    """Wait for an operation before there is a progress thread, without occupying a core.
-
-    Raises:
-        PeerLost: It took too long.
-    """
+    """Wait for an operation before there is a progress thread, without occupying a core."""
     deadline = awake_seconds() + timeout_seconds
     while not request.Test():
         if awake_seconds() > deadline:
             raise PeerLost(f"not all processes of the MPI launch came within {timeout_seconds:g} s")
         time.sleep(LONGEST_PAUSE_SECONDS)
+
+
+Block = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+class MpiMail:
+    """One learner's post office, on a communicator of its own; it begins the thread, which also calls `polls`."""
+
+    def __init__(self, mpi: Any, comm: Any, polls: Sequence[Callable[[], bool]] = ()) -> None:
+        self.box = Mailbox()
+        self._mpi, self._comm, self._rank = mpi, comm, comm.rank
+        self._coming: dict[int, deque[tuple[Any, Block]]] = defaultdict(deque)
+        self.progress = MpiProgress([self.poll, *polls], self.box.fail)
+
+    def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
+        """Queue a copy of x for learner `to`; return at once. Raises the errors of `encode`."""
+        if to == self._rank:
+            self.box.put(self._rank, tag, x.clone(), header)
+            return
+        message = to_block(x.detach().cpu(), tag, header)
+        self.progress.submit(lambda: self._comm.Isend([message, self._mpi.BYTE], to), lambda: None, 0.0)
+
+    def poll(self) -> bool:
+        """Receive arrived messages; return True if any made progress. Raises ValueError for a malformed one."""
+        moved = False
+        status = self._mpi.Status()
+        while (found := self._comm.Improbe(status=status)) is not None:
+            message = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+            self._coming[status.source].append((found.Irecv([message, self._mpi.BYTE]), message))
+        for source, queue in self._coming.items():
+            while queue and queue[0][0].Test():
+                self.box.put(source, *from_block(queue.popleft()[1]))
+                moved = True
+        return moved

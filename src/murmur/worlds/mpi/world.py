@@ -4,6 +4,8 @@
 
 MPI does not tolerate the loss of a process. A learner that fails therefore tells the others the cause, and they give up
 at once. The launch is aborted when the first of their programs ends, so that no learner waits for a lost one.
+
+Every group has a communicator of its own, so that a mean beside the gradients and one between them cannot interfere.
 """
 
 from __future__ import annotations
@@ -16,25 +18,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from murmur.core.group import PeerLost
 from murmur.core.membership import ENDED
+from murmur.core.torch_private import c10d
 from murmur.core.trace import Span
 from murmur.core.world import Program, drive
-from murmur.worlds.mpi.group import MpiGroup, MpiWiring
-from murmur.worlds.mpi.mail import MpiMail
-from murmur.worlds.mpi.progress import MpiProgress, settle
-from murmur.worlds.process.launch.environment import Place, meeting_host
-from murmur.worlds.process.launch.secret import draw
-from murmur.worlds.process.membership.client import StoreMembership
-from murmur.worlds.process.store.server import StoreClient, StoreServer
-from murmur.worlds.process.store.torch_store import NetStore
-from murmur.worlds.process.transport.listener import listen
+from murmur.worlds.awake_clock import awake_seconds
+from murmur.worlds.mpi.progress import MpiMail, MpiProgress, Operation, settle
+from murmur.worlds.process.environment import Place, meeting_host
+from murmur.worlds.process.group import TorchGroup, Wiring
+from murmur.worlds.process.listener import listen
+from murmur.worlds.process.membership_client import StoreMembership
+from murmur.worlds.process.secret import draw
+from murmur.worlds.process.store_server import StoreClient, StoreServer
+from murmur.worlds.process.torch_store import NetStore
 from murmur.worlds.process.world import POLL_SECONDS, TIMEOUT_SECONDS, ProcessSeat, device_of
 
 T = TypeVar("T")
@@ -42,6 +46,7 @@ LEASE_SECONDS = 30.0  # longer than in other worlds: a learner considered dead e
 SAYING_SECONDS = 0.5  # for the last output of learners to reach mpiexec, which drops it when the launch is aborted
 FAREWELL_SECONDS = 2.0  # for the others to learn of a failure, before the failed learner ends
 LOST_STATUS = 75  # a temporary failure, as in all worlds after the loss of a learner
+BEGIN_SECONDS = 1e-3  # between two looks at who has come to begin a communicator
 NAME_BYTES = 256
 
 
@@ -65,27 +70,15 @@ def open_mpi() -> Any:
     return MPI
 
 
-@dataclass(frozen=True)
 class PeerWatch:
     """Signs of life of all processes, and the causes of their failures."""
 
-    store: NetStore
-    membership: StoreMembership
-    size: int
-
-    @classmethod
-    def begin(cls, store: NetStore, place: Place, lease_seconds: float) -> PeerWatch:
-        """Enter the membership of processes."""
-        membership = StoreMembership(store.line, store.name_of("processes"), place.rank, place.size, lease_seconds)
-        return cls(store, membership, place.size)
+    def __init__(self, store: NetStore, place: Place, lease_seconds: float) -> None:
+        self.store, self.size, name = store, place.size, store.name_of("processes")
+        self.membership = StoreMembership(store.line, name, place.rank, place.size, lease_seconds)
 
     def poll(self) -> bool:
-        """Check for failures; never makes progress itself.
-
-        Raises:
-            PeerLost: A learner has failed or is gone.
-            ConnectionError: Learner 0, which keeps the membership, is gone.
-        """
+        """Raise PeerLost if a learner has failed or is gone, ConnectionError if learner 0 is; never makes progress."""
         view = self.membership.view()
         if len(view.live) + view.left < self.size:
             lost = sorted(set(range(self.size)) - set(view.live))
@@ -175,13 +168,10 @@ class MpiWorld:
         """Yield this process's seat, for a caller that runs a program piece by piece; end together with the others.
 
         After an error the process must not use MPI any more; the launch is aborted when its program ends.
-
-        Raises:
-            PeerLost: As for `run`.
         """
         self._owe(1)
         server, store = self._open_store()
-        watch = PeerWatch.begin(store.clone(), self.place, self.lease_seconds)
+        watch = PeerWatch(store.clone(), self.place, self.lease_seconds)
         mail = MpiMail(self._mpi, self._comm, [watch.poll])
         progress = mail.progress
         seat = ProcessSeat(self.place.rank, time.monotonic(), self.sink)
@@ -221,9 +211,7 @@ class MpiWorld:
             server = StoreServer(listen(meeting_host(self._hosts)), secret)
             told = "{} {} {}".format(*server.address, secret.decode())
         host, port, shared = self._all(told)[0].split()
-        store = NetStore(StoreClient(host, int(port), self.timeout_seconds, shared.encode()), "")
-        store.set_timeout(timedelta(seconds=self.timeout_seconds))
-        return server, store
+        return server, NetStore(StoreClient(host, int(port), self.timeout_seconds, shared.encode()), "")
 
     def _all(self, text: str) -> tuple[str, ...]:
         """Return a short text of every learner, in order of rank."""
@@ -271,3 +259,89 @@ class MpiWorld:
         while not come():
             progress.check()
             time.sleep(POLL_SECONDS)
+
+
+SUMMED = (torch.float32, torch.float64, torch.int64)  # other types have no counterpart in MPI and travel as float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiWiring(Wiring):
+    """State shared by all groups of one learner, the communicator of all learners, and the thread that calls MPI."""
+
+    mpi: Any
+    comm: Any
+    progress: MpiProgress
+
+
+class MpiGroup(TorchGroup):
+    """Processes of one MPI launch that work together; `members` are their positions in the world."""
+
+    wiring: MpiWiring
+
+    @cached_property
+    def _group(self) -> Any:
+        return None if self.size == 1 or self._closed else Collectives(self.wiring, self._open())
+
+    def _open(self) -> Any:
+        """Open a communicator of the members.
+
+        MPI makes one only while all members wait for each other inside MPI. The members meet in the store first, so
+        that these waits are short. One communicator is made at a time in the whole world: two groups with common
+        members, formed by two threads each, could otherwise begin in different orders and wait for each other for ever.
+        """
+        store, name = self._store, f"communicator of {self.name}"
+        if int(store.add(f"{name}/here", 1)) == self.size:
+            self._until(lambda: store.compare_set("communicator", "", name) == name.encode())
+            store.set(f"{name}/go", "")
+        self._until(lambda: bool(store.check([f"{name}/go"])))
+        made: list[Any] = []
+
+        def make() -> None:
+            made.append(self.wiring.comm.Create_group(self.wiring.comm.group.Incl(self.members)))
+
+        self._wait(self.wiring.progress.submit(make, lambda: None, self.wiring.timeout_seconds), "beginning")
+        if int(store.add(f"{name}/made", 1)) == self.size:
+            store.compare_set("communicator", name, "")
+        return made[0]
+
+    def _until(self, come: Callable[[], bool]) -> None:
+        deadline = awake_seconds() + self.wiring.timeout_seconds
+        while not come():
+            self.wiring.progress.check()
+            if awake_seconds() > deadline:
+                raise PeerLost(f"not all of learners {self.members} came to begin {self.name}")
+            time.sleep(BEGIN_SECONDS)
+
+
+class Collectives:
+    """Backend of `TorchGroup` on one communicator."""
+
+    def __init__(self, wiring: MpiWiring, comm: Any) -> None:
+        self._wiring, self._comm = wiring, comm
+
+    def _begin(self, start: Callable[[], Any], finish: Callable[[], Any] = lambda: None) -> Operation:
+        return self._wiring.progress.submit(start, finish, self._wiring.timeout_seconds)
+
+    def allreduce(self, xs: list[Tensor]) -> Operation:
+        (x,) = xs
+        summed = x if x.dtype in SUMMED else x.float()
+        numbers = summed.numpy()
+        return self._begin(
+            lambda: self._comm.Iallreduce(self._wiring.mpi.IN_PLACE, numbers),
+            lambda: None if summed is x else x.copy_(summed),
+        )
+
+    def allgather(self, outs: list[list[Tensor]], xs: list[Tensor]) -> Operation:
+        (out,), (x,) = outs, xs
+        numbers, all_ = x.numpy(), torch.empty(len(out), x.numel(), dtype=x.dtype)
+
+        def finish() -> None:
+            for mine, theirs in zip(out, all_, strict=True):
+                mine.copy_(theirs)
+
+        return self._begin(lambda: self._comm.Iallgather(numbers, all_.numpy()), finish)
+
+    def broadcast(self, xs: list[Tensor], options: c10d.BroadcastOptions) -> Operation:
+        raw = xs[0].view(torch.uint8).numpy()
+        root = options.rootRank
+        return self._begin(lambda: self._comm.Ibcast(raw, root))

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakSet, finalize
 
@@ -15,22 +15,37 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from murmur.accelerator.device import is_accelerator
 from murmur.core.group import Group, Message, PeerLost, WorldMismatch
 from murmur.core.membership import Membership
-from murmur.core.torch_private import c10d
+from murmur.core.torch_private import c10d, clone
 from murmur.core.trace import COMMUNICATING, WAITING, Trace
+from murmur.core.world import drive
 from murmur.worlds.awake_clock import awake_seconds
-from murmur.worlds.mailbox import PostOffice
-from murmur.worlds.process.launch.environment import Backend, backend_of
-from murmur.worlds.process.membership.client import WORLD, CountedMembership, StoreMembership
-from murmur.worlds.process.membership.failure_detector import LOOK_SECONDS, FailureDetector
-from murmur.worlds.process.membership.stalls import Waits, ranks
-from murmur.worlds.process.store.torch_store import NetStore, clone
-from murmur.worlds.process.transport.backends import address_of, ended, make_gloo, make_nccl
-from murmur.worlds.process.transport.gloo_sockets import Connection, Device, GlooSockets, connections, drop
-from murmur.worlds.process.transport.shared_vectors import SLOTS, SharedVectors, available
-from murmur.worlds.process.transport.traffic import Flow
-from murmur.worlds.real import Activity
+from murmur.worlds.process.backends import (
+    Connection,
+    Device,
+    GlooSockets,
+    address_of,
+    connections,
+    drop,
+    ended,
+    make_gloo,
+)
+from murmur.worlds.process.environment import Backend, backend_of
+from murmur.worlds.process.failure_detector import LOOK_SECONDS, FailureDetector
+from murmur.worlds.process.membership_client import WORLD, CountedMembership, StoreMembership, Waits, ranks
+from murmur.worlds.process.shared_memory import (
+    NUMBERS,
+    SLOTS,
+    RecurringMeans,
+    SharedSum,
+    SharedVectors,
+    network_of_host,
+)
+from murmur.worlds.process.torch_store import NetStore
+from murmur.worlds.process.traffic import Flow
+from murmur.worlds.real import Activity, PostOffice
 
 Work = Any  # torch._C._distributed_c10d.Work
 GLOO_SECONDS = 30 * 86400.0  # gloo's own timeout where this module has one: gloo's runs while a process is stopped
@@ -39,23 +54,17 @@ FORMING_SECONDS = 10.0  # short, because a member of a new group may die before 
 
 @dataclass(frozen=True)
 class Wiring:
-    """State shared by all groups of one learner.
+    """State shared by all groups of one learner, whose position in the world is `rank`.
 
     Attributes:
-        store: Keys of this launch.
-        rank: Position of the learner in the world.
         device: gloo's device, one for all groups; None if nothing travels by gloo.
-        mail: Post office of the learner.
         told: Returns the host and device of a learner, by rank.
         timeout_seconds: Longest duration of a collective before its group is given up. Never infinite: not every store
             detects a stopped learner.
-        trace: Trace of this learner's time.
         lease_seconds: Silence after which a learner counts as dead.
         late: True if the others have begun without this learner.
         failure_detector: Detector of lost learners, if the store supports one.
-        waits: Current waits of this learner.
-        memberships: Membership clients opened by groups of this learner.
-        groups: Groups of which this learner is a member.
+        memberships, groups: Those opened by, and made for, this learner.
     """
 
     store: c10d.Store
@@ -74,25 +83,14 @@ class Wiring:
 
 
 class Pending:
-    """A collective under way; awaiting it blocks until it is done."""
+    """A collective under way; awaiting it blocks until `finish` returns the result."""
 
-    def __init__(self, work: Work, x: Tensor, finish: Callable[[Work, Tensor], Tensor]) -> None:
-        self._work, self._x, self._finish = work, x, finish
+    def __init__(self, finish: Callable[[], Tensor]) -> None:
+        self._finish = finish
 
     def __await__(self) -> Generator[Any, None, Tensor]:
-        return self._finish(self._work, self._x)
+        return self._finish()
         yield  # type: ignore[unreachable]  # makes this function a generator
-
-
-class Shared:
-    """A broadcast through shared memory; awaiting it waits until the root has written the vector."""
-
-    def __init__(self, group: TorchGroup, root: int, tag: str, slot: Tensor) -> None:
-        self._group, self._root, self._tag, self._slot = group, root, tag, slot
-
-    def __await__(self) -> Generator[Any, None, Tensor]:
-        yield from self._group.recv(self._root, self._tag).__await__()
-        return self._slot
 
 
 class TorchGroup(Group):
@@ -118,6 +116,8 @@ class TorchGroup(Group):
         self._connections: GlooSockets | None = None
         self._on_one_host = len(set(hosts)) == 1 and all(device == "cpu" for device in devices)
         self._shared: dict[str, SharedVectors | None] = {}
+        self._means = RecurringMeans(self._sum_of) if self._on_one_host and self.size > 1 else None
+        self._ready: tuple[Tensor, SharedSum] | None = None  # vector of the mean under way, and its sum
         self._broadcasts: dict[str, int] = defaultdict(int)
         self._who = f"{name} with learners {ranks(self.members)}"
         self._born = {} if wiring.failure_detector is None else wiring.failure_detector.incarnations(self.members)
@@ -152,11 +152,12 @@ class TorchGroup(Group):
 
     @cached_property
     def _nccl(self) -> Any:
-        nccl = self.backend == "nccl" and not self._closed
-        return make_nccl(self._prefix, self.rank, self.size) if nccl else None
+        if self.backend != "nccl" or self._closed:
+            return None
+        store, options = c10d.PrefixStore("nccl", self._prefix), c10d.ProcessGroupNCCL.Options()
+        return c10d.ProcessGroupNCCL(store, self.rank, self.size, options)
 
     def flows(self) -> dict[Connection, Flow]:
-        """Return the flow over each of gloo's connections, if the system reports it."""
         return {} if self._connections is None else self._connections.flows()
 
     def close(self) -> None:
@@ -171,9 +172,17 @@ class TorchGroup(Group):
             return [tuple(numbers)]
         # The time of so small a message is the wait for the slowest learner.
         with self.wiring.trace.span(WAITING, f"mean of {self.name}"):
-            return self._compare(x, numbers, "mean")
+            if self._means is None:
+                return self._compare(x, numbers, "mean")
+            told = self._compare(x, (*self._means.offer(x), *numbers), "mean")
+        ready = self._means.accept(x, self.rank, [each[:NUMBERS] for each in told])
+        self._ready = None if ready is None else (x, ready)
+        return [each[NUMBERS:] for each in told]
 
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        ready, self._ready = self._ready, None
+        if ready is not None and ready[0] is x:
+            return ready[1].mean(weights)
         mine, positive = weights[self.rank], [w for w in weights if w > 0]
         equal = len(set(positive)) == 1
         scaled = x * (mine if not equal else 1.0) if mine > 0 else torch.zeros_like(x)
@@ -183,15 +192,15 @@ class TorchGroup(Group):
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         if self._group is None:
-            return Pending(None, x, lambda _, x: x)
-        if x.device.type == "cuda" and self._nccl is None:
-            return Pending(None, x, lambda _, x: x.copy_(self._sum(x)))
+            return Pending(lambda: x)
+        if is_accelerator(x.device) and self._nccl is None:
+            return Pending(lambda: x.copy_(self._sum(x)))
         work = (self._nccl or self._group).allreduce([x])
-        return Pending(work, x, self._finish_sum)
+        return Pending(lambda: self._finish_sum(work, x))
 
     def _finish_sum(self, work: Work, x: Tensor) -> Tensor:
         start = self.wiring.trace.now()
-        self._wait(work, "sum")
+        self._wait_on_device(work, "sum")
         end = self.wiring.trace.now()
         # The fastest sum of this size had no wait; the excess of any other is counted as waiting.
         self._fastest[x.numel()] = min(self._fastest[x.numel()], end - start)
@@ -205,7 +214,7 @@ class TorchGroup(Group):
         if self._group is None:
             return x
         if x.device.type == "cpu" or self._nccl is not None:
-            self._wait((self._nccl or self._group).allreduce([x]), "sum")
+            self._wait_on_device((self._nccl or self._group).allreduce([x]), "sum")
             return x
         there = x.cpu()
         self._wait(self._group.allreduce([there]), "sum")
@@ -225,16 +234,19 @@ class TorchGroup(Group):
     def start_broadcast(self, x: Tensor, root: int, tag: str) -> Awaitable[Tensor]:
         """Begin a broadcast: through shared memory between processes of one host, else by gloo or NCCL."""
         if self._group is None:
-            return Pending(None, x, lambda _, x: x)
+            return Pending(lambda: x)
         if tag not in self._shared:
-            self._shared[tag] = self._share(x, root) if self._on_one_host and available() else None
-        shared, name, number = self._shared[tag], f"broadcast {tag}", self._broadcasts[tag]
+            self._shared[tag] = self._share(x, root) if self._on_one_host and hasattr(os, "memfd_create") else None
+        shared, number = self._shared[tag], self._broadcasts[tag] % SLOTS
         self._broadcasts[tag] += 1
         if shared is None:
             return self._broadcast_beside(x, root)
-        slot = shared.slots[number % SLOTS]
-        if self.rank != root:
-            return Shared(self, root, name, slot)
+        # The slot is part of the name: the thread of a later broadcast may be faster than that of this one.
+        slot, name = shared.slots[number], f"broadcast {tag} {number}"
+
+        def read() -> Tensor:
+            drive(self.recv(root, name))  # the root has written the vector
+            return slot
 
         async def write() -> Tensor:
             slot.copy_(x)
@@ -243,30 +255,56 @@ class TorchGroup(Group):
                     self.post(x[:0], member, name)
             return x
 
+        if self.rank != root:
+            return Pending(read)
         return Activity(write(), name, lambda _: None)  # a failure is raised where the broadcast is awaited
 
     def _share(self, x: Tensor, root: int) -> SharedVectors | None:
         """Map the root's vectors on all members; None if a member cannot see them."""
-        own = SharedVectors.make(x.numel(), x.dtype) if self.rank == root else None
-        told = self._compare(x, (os.getpid(), -1 if own is None else own.descriptor), "broadcast")
-        process, descriptor = (int(number) for number in told[root])
-        shared = own or SharedVectors.open(process, descriptor, x.numel(), x.dtype)
-        everywhere = self._compare(x, (float(shared is not None),), "broadcast")
+        found = self._share_of(x, [root])
+        return None if found is None else found[0]
+
+    def _share_of(self, x: Tensor, roots: Sequence[int]) -> list[SharedVectors] | None:
+        """Map vectors like x of some members on all members; None if a member cannot see them."""
+        own = SharedVectors.make(x.numel(), x.dtype) if self.rank in roots else None
+        told = self._compare(x, (os.getpid(), -1 if own is None else own.descriptor, network_of_host()), "sharing")
+        apart = len({network for *_, network in told}) > 1
+        opened = [
+            own if self.rank == root else SharedVectors.open(int(told[root][0]), int(told[root][1]), x.numel(), x.dtype)
+            for root in roots
+        ]
+        shared = [vectors for vectors in opened if vectors is not None]
+        everywhere = self._compare(x, (float(len(shared) == len(roots) and not apart),), "sharing")
         if own is not None:
             own.close()
         return shared if all(found for (found,) in everywhere) else None
+
+    def sum_in_place(self, like: Tensor) -> SharedSum | None:
+        if self._group is None or not self._on_one_host or not hasattr(os, "memfd_create"):
+            return None
+        shared = self._share_of(like, range(self.size))
+        return None if shared is None else self._sum_of(shared)
+
+    def _sum_of(self, vectors: Sequence[SharedVectors]) -> SharedSum:
+        def meet() -> None:
+            self._compare(vectors[0].slots[0][:0], (), "sum")
+
+        spent = partial(self.wiring.trace.span, COMMUNICATING, f"sum of {self.name}")
+        return SharedSum(vectors, self.rank, meet, spent)
 
     def _broadcast_beside(self, x: Tensor, root: int) -> Awaitable[Tensor]:
         there = x if x.device.type == "cpu" or self._nccl is not None else x.cpu()
         options = c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
 
-        def finish(work: Work, there: Tensor) -> Tensor:
+        work = (self._nccl or self._group).broadcast([there], options)
+
+        def finish() -> Tensor:
             with self.wiring.trace.span(COMMUNICATING, f"broadcast of {self.name}"):
-                self._wait(work, "broadcast")
+                self._wait_on_device(work, "broadcast")
             return there.to(x.device)
 
-        return Pending((self._nccl or self._group).broadcast([there], options), there, finish)
+        return Pending(finish)
 
     def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         self.wiring.mail.post(x, self._learner(to), f"{self.name} {tag}", header)
@@ -298,7 +336,6 @@ class TorchGroup(Group):
         return None if message is None else self._known(message)
 
     def _known(self, message: Message) -> Message:
-        """Return a message with its vector on this learner's device and its sender's rank in this group."""
         x = message.x.to(self.wiring.told(self.wiring.rank)[1])
         return Message(x, self._place_of(message.source), message.header)
 
@@ -355,17 +392,29 @@ class TorchGroup(Group):
         return [tuple(other[2:].tolist()) for other in all_]
 
     def _wait(self, work: Work, verb: str) -> None:
-        """Wait until a collective has ended, or until a member is known to be lost."""
+        """Wait until gloo's collective has ended, or until a member is known to be lost."""
         failure_detector = self.wiring.failure_detector
-        # For the CPU, NCCL's work ends when it has been queued; waiting longer would end the overlap.
         with self.wiring.waits.on(f"the {verb} of {self._who}") as wait:
             deadline = awake_seconds() + self.wiring.timeout_seconds
-            while failure_detector is not None and self._nccl is None and not ended(work, LOOK_SECONDS):
+            while failure_detector is not None and not ended(work, LOOK_SECONDS):
                 self._give_up(failure_detector.missing(self.members, self._born), verb)
                 if awake_seconds() > deadline:
                     self._give_up(PeerLost(f"not all took part within {self.wiring.timeout_seconds:g} s"), verb)
                 if wait.is_long():
                     failure_detector.tell_stalls()
+        self._complete(work, verb)
+
+    def _wait_on_device(self, work: Work, verb: str) -> None:
+        """Wait for a collective of NCCL, or of gloo in a group without NCCL.
+
+        For the CPU, NCCL's work ends when it has been queued; waiting longer would end the overlap.
+        """
+        if self._nccl is None:
+            self._wait(work, verb)
+        else:
+            self._complete(work, verb)
+
+    def _complete(self, work: Work, verb: str) -> None:
         try:
             work.wait()
         except RuntimeError as error:
@@ -376,11 +425,7 @@ class TorchGroup(Group):
             ) from error
 
     def _check(self) -> None:
-        """Check that all members are here while the group is formed.
-
-        Raises:
-            PeerLost: A member is lost.
-        """
+        """Raise PeerLost if a member is lost while the group is formed."""
         assert self.wiring.failure_detector is not None
         lost = self.wiring.failure_detector.missing(self.members, self._born)
         if lost is not None:

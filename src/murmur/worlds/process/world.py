@@ -8,34 +8,25 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from typing import TypeVar
-from weakref import WeakSet
 
-import torch
-
+from murmur.accelerator.device import own_device
 from murmur.core.group import PeerLost
 from murmur.core.membership import ENDED, Membership
 from murmur.core.torch_private import c10d
 from murmur.core.trace import Span
 from murmur.core.world import Program, drive
 from murmur.worlds.awake_clock import awake_seconds
+from murmur.worlds.process.arrival import Arrival, own_address
+from murmur.worlds.process.backends import Device
+from murmur.worlds.process.environment import BEGUN_KEY, COME_KEY, ENDED_KEY, READY_KEY, Place
+from murmur.worlds.process.failure_detector import LEAST_SECONDS, FailureDetector
 from murmur.worlds.process.group import TorchGroup, Wiring
-from murmur.worlds.process.launch.addresses import own_address
-from murmur.worlds.process.launch.arrival import Arrival
-from murmur.worlds.process.launch.environment import (
-    BEGUN_KEY,
-    COME_KEY,
-    ENDED_KEY,
-    READY_KEY,
-    Place,
-)
-from murmur.worlds.process.membership.client import WORLD, StoreMembership
-from murmur.worlds.process.membership.failure_detector import LEAST_SECONDS, FailureDetector
-from murmur.worlds.process.membership.stalls import Waits
-from murmur.worlds.process.store.torch_store import NetStore, connect, secret_of
-from murmur.worlds.process.transport.gloo_sockets import Device
-from murmur.worlds.process.transport.mail import Mail
-from murmur.worlds.process.transport.traffic import Flow, Traffic
+from murmur.worlds.process.mail import Mail
+from murmur.worlds.process.membership_client import WORLD, StoreMembership, Waits
+from murmur.worlds.process.torch_store import NetStore, connect, secret_of
+from murmur.worlds.process.traffic import Flow, Traffic
 from murmur.worlds.real import RealSeat
 
 T = TypeVar("T")
@@ -46,12 +37,7 @@ LAST_WORDS_SECONDS = 5.0
 
 
 class ProcessSeat(RealSeat):
-    """Seat of this process's learner.
-
-    Attributes:
-        wiring: State shared by its groups; None in a world without such groups.
-        traffic: Traffic that it sends.
-    """
+    """Seat of this process's learner. `wiring` is shared by its groups; None in a world without such groups."""
 
     _begun = False
     wiring: Wiring | None = None
@@ -62,7 +48,6 @@ class ProcessSeat(RealSeat):
 
     @property
     def failure_detector(self) -> FailureDetector | None:
-        """Failure detector of the world, if its store supports one."""
         return None if self.wiring is None else self.wiring.failure_detector
 
     def host_of(self, learner: int) -> str:
@@ -85,20 +70,6 @@ class ProcessSeat(RealSeat):
             self.failure_detector.took(self.now - began)
         self.surface()
         return result
-
-
-class Told:
-    """Host and device of each learner, by rank, as published in the store; read once."""
-
-    def __init__(self, store: c10d.Store) -> None:
-        self._store = store
-        self._known: dict[int, tuple[str, str]] = {}
-
-    def __call__(self, rank: int) -> tuple[str, str]:
-        if rank not in self._known:
-            host, device = self._store.get(f"{COME_KEY}/{rank}").decode().split()
-            self._known[rank] = host, device
-        return self._known[rank]
 
 
 class ProcessWorld:
@@ -148,14 +119,8 @@ class ProcessWorld:
 
     @contextmanager
     def seated(self) -> Iterator[ProcessSeat]:
-        """Yield this process's seat, for a caller that runs a program piece by piece; end together with the others.
-
-        Raises:
-            PeerLost, ConnectionError: As for `run`.
-        """
-        store = self.store
-        if store is None:
-            store = connect(self.place, self.start_seconds)
+        """Yield this process's seat, for a caller that runs a program piece by piece; end together with the others."""
+        store = connect(self.place, self.start_seconds) if self.store is None else self.store
         store.set_timeout(timedelta(seconds=self.timeout_seconds))
         seat = ProcessSeat(self.place.rank, time.monotonic(), self.sink)
         seat.device = self.device
@@ -163,20 +128,19 @@ class ProcessWorld:
         # True if an earlier process of this learner was here, or if the learner was added.
         seat.late = self.place.rank >= self.size or bool(store.check([f"{READY_KEY}/{self.place.rank}"]))
         waits = Waits()
-        groups = WeakSet[TorchGroup]()
         membership: StoreMembership | None = None
         try:
             mail = Mail(store, self.place.rank, address, self.timeout_seconds, secret_of(self.place, store))
             with closing(mail):  # before the membership: a learner that knows of this one can reach it
                 membership = self._enter(store, waits)
                 store.set(f"{COME_KEY}/{self.place.rank}", f"{socket.gethostname()} {self.device}")
-                wiring = seat.wiring = self._wire(store, mail, address, seat, membership, waits, groups)
+                wiring = seat.wiring = self._wire(store, mail, address, seat, membership, waits)
                 seat.traffic = Traffic(lambda: _flows(mail, wiring))
                 seat.group = TorchGroup(wiring, WORLD, range(self.size))
                 yield seat
                 self._part(seat, wiring.memberships, store)
         except BaseException as error:
-            _abandon(membership, groups, error)
+            _abandon(membership, () if seat.wiring is None else seat.wiring.groups, error)
             raise
         finally:
             if isinstance(store, NetStore) and store is not self.store:
@@ -199,16 +163,18 @@ class ProcessWorld:
         seat: ProcessSeat,
         membership: StoreMembership | None,
         waits: Waits,
-        groups: WeakSet[TorchGroup],
     ) -> Wiring:
-        rank = self.place.rank
-        device, told = Device.at(address), Told(store)
+        rank, device = self.place.rank, Device.at(address)
+
+        @cache
+        def told(learner: int) -> tuple[str, str]:
+            host, name = store.get(f"{COME_KEY}/{learner}").decode().split()
+            return host, name
+
         store.set(f"gloo/{rank}", "{}:{}".format(*device.address))
         store.set(f"{READY_KEY}/{rank}", "")
         if not seat.late:
-            Arrival(
-                store, rank, self.size, self.start_seconds, lambda: {} if membership is None else _lost(membership)
-            ).wait()
+            Arrival(store, rank, self.size, self.start_seconds, lambda: _lost(membership)).wait()
         failure_detector = None
         if membership is not None:
             failure_detector = FailureDetector(membership, lambda r: told(r)[0], mail, self.lease_seconds)
@@ -225,7 +191,6 @@ class ProcessWorld:
             failure_detector=failure_detector,
             waits=waits,
             memberships=[] if membership is None else [membership],
-            groups=groups,
         )
 
     def _part(self, seat: ProcessSeat, memberships: Sequence[Membership], store: c10d.Store) -> None:
@@ -247,7 +212,6 @@ class ProcessWorld:
 
 
 def _flows(mail: Mail, wiring: Wiring) -> dict[Hashable, Flow]:
-    """Return the flows of the mail and of all groups."""
     found: dict[Hashable, Flow] = {f"mail to {to}": flow for to, flow in mail.flows().items()}
     for group in list(wiring.groups):
         for connection, flow in group.flows().items():
@@ -255,8 +219,10 @@ def _flows(mail: Mail, wiring: Wiring) -> dict[Hashable, Flow]:
     return found
 
 
-def _lost(membership: StoreMembership) -> Mapping[int, str]:
+def _lost(membership: StoreMembership | None) -> Mapping[int, str]:
     """Return the causes of losses, by rank, as this learner's view shows them."""
+    if membership is None:
+        return {}
     live = membership.view().live
     return {r: why for r, why in dict(membership.lost).items() if r not in live}
 
@@ -264,18 +230,16 @@ def _lost(membership: StoreMembership) -> Mapping[int, str]:
 def _abandon(membership: StoreMembership | None, groups: Iterable[TorchGroup], error: BaseException) -> None:
     """End before the others: tell them the cause, and end all waits."""
     if membership is not None:
-        known = isinstance(error, PeerLost) and error.learner is not None
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, PeerLost):
+            first = error.learner
+            why = f"it gave up: {error}" if first is None else f"it gave up after the loss of learner {first}"
         with suppress(ConnectionError):  # the store is gone, and with it the way to the others
-            membership.fail(f"it gave up after the loss of learner {error.learner}" if known else _words_of(error))  # type: ignore[attr-defined]
+            membership.fail(why)
     for group in list(groups):
         group.close()
 
 
-def _words_of(error: BaseException) -> str:
-    return f"it gave up: {error}" if isinstance(error, PeerLost) else f"{type(error).__name__}: {error}"
-
-
 def device_of(place: Place) -> str:
     """Return the device of a learner: a GPU of its own if the host has one for it, else the CPU."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return f"cuda:{place.local_rank % count}" if count else "cpu"
+    return own_device(place.local_rank)

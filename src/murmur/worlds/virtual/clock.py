@@ -58,32 +58,26 @@ class Event(Generic[T]):
         self.clock, self.what = clock, what
         self.fired = False
         self._value: T | None = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._waiting: list[ClockTask[Any]] = []
 
     def fire(self, value: T | None = None, error: BaseException | None = None) -> None:
         """Make the event happen now; its waiters go on in the order of waiting."""
         if self.fired:
             raise RuntimeError(f"{self.what} happened twice")
-        self.fired, self._value, self._error = True, value, error
+        self.fired, self._value, self.error = True, value, error
         for task in self._waiting:
             self.clock.now_do(task.resume)
         self._waiting.clear()
 
-    def failed(self) -> BaseException | None:
-        """The error with which it has fired, if any."""
-        return self._error
-
     def result(self) -> T:
-        """Return its value, or raise its error, once it has fired."""
         if not self.fired:
             raise RuntimeError(f"{self.what} has not happened yet")
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._value  # type: ignore[return-value]
 
     def wait(self, task: ClockTask[Any]) -> None:
-        """Add a task that waits."""
         self._waiting.append(task)
 
     def __await__(self) -> Generator[Event[Any], None, T]:
@@ -143,7 +137,6 @@ class ClockTask(Event[T]):
         self.fire(value, error)
 
     def kill(self) -> None:
-        """End the task without firing."""
         self.dead = True
         self.clock.ended(self)
         self.coroutine.close()
@@ -164,13 +157,7 @@ class Clock:
         self._failure: Exception | None = None
 
     def after(self, seconds: float, act: Callable[[], None], kind: EventKind = EventKind.OTHER) -> None:
-        """Call `act` after `seconds`, rounded to ticks; equal times keep their order.
-
-        Args:
-            seconds: Seconds from now.
-            act: What happens then.
-            kind: Kind of the event, from which livelocks are told.
-        """
+        """Call `act` after `seconds`, rounded to ticks; equal times keep their order. The kind tells livelocks."""
         if not 0 <= seconds < LONGEST_SECONDS:
             raise ValueError(f"an event must lie between now and {LONGEST_SECONDS:g} s from now: {seconds} s")
         ticks = round(seconds * TICKS_PER_SECOND)
@@ -191,7 +178,6 @@ class Clock:
         return self._count - len(self._queue) - len(self._ready) - self._dropped
 
     def event(self, what: str) -> Event[Any]:
-        """Create an event."""
         return Event(self, what)
 
     def sleep(self, seconds: float, what: str, kind: EventKind = EventKind.OTHER) -> Event[None]:
@@ -208,7 +194,6 @@ class Clock:
         return task
 
     def ended(self, task: ClockTask[Any]) -> None:
-        """Forget a task."""
         self._tasks.pop(id(task), None)
 
     @property
@@ -226,12 +211,12 @@ class Clock:
         self._paused_until[owner] = max(self._paused_until.get(owner, 0.0), end)
 
     def kill(self, owner: int) -> None:
-        """End all tasks of a learner."""
+        """End all tasks of a learner, and its suspension: a process that is started in its place runs at once."""
+        self._paused_until.pop(owner, None)
         for task in [t for t in self._tasks.values() if t.owner == owner]:
             task.kill()
 
     def abort(self, failure: Exception) -> None:
-        """End the run with this error."""
         self._failure = self._failure or failure
 
     def run(self) -> None:
@@ -268,11 +253,7 @@ class Clock:
                 raise self._failure
 
     def _check_ahead(self, least: EventKind, passed: str) -> None:
-        """Check that some event of this kind or a higher one lies ahead.
-
-        Raises:
-            Livelock: None does.
-        """
+        """Raise Livelock unless some event of this kind or a higher one lies ahead."""
         if not self._ready and all(kind < least for *_, kind in self._queue):
             raise Livelock(self._report(f"learners wait without end: {passed} up to t={self.now:.3f}s"))
 

@@ -1,4 +1,20 @@
-"""Model of a cluster: compute times, network speeds and faults."""
+"""Model of a cluster: compute times, network speeds, faults, and the closed forms of its allreduces and broadcasts.
+
+b bytes, L learners on N nodes of n each; a hop takes a + x / B (latency a, bandwidth B) on a card, a' + x / B' inside
+a node; adding x bytes takes x / R.
+
+    ring          2 (L - 1) hops of b / L on the slowest link of the ring,  and (L - 1) / L b / R
+    tree          2 (log2 n hops inside + log2 N on cards) of b,  and log2 n + log2 N times b / R   (rounded up)
+    hierarchical  reduce-scatter and allgather inside: 2 (n - 1) hops of b / n,
+                  between them n rings of b / n side by side over shared cards: 2 (N - 1) hops of b / N,
+                  and ((n - 1) / n + (N - 1) / (N n)) b / R
+
+    broadcast     inside one node a chain of n - 1 hops, through which the vector flows in small pieces: the latencies
+                  and b / B';  among nodes the way down of the tree
+
+A ring visits the learners of a node in succession, so one message per step crosses each card. Every step waits for the
+slowest link, as all links of a ring carry equal loads. Thakur, Rabenseifner & Gropp 2005; Patarasu & Yuan 2009.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +28,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from murmur.core.overlapped_mean import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from murmur.core.mean_gradient import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from murmur.core.plain_files import UNREADABLE, read_plain
-from murmur.core.trace import COMPUTE
+from murmur.core.trace import COMPUTE, LOOP
 from murmur.core.whole_files import FinishedLines
-from murmur.worlds.virtual.collectives import ALLREDUCE
 
 ComputeTime = Callable[[int, int], float]  # (learner, its step) -> seconds
 BLOCK = 64  # number of steps whose random times are drawn at once
@@ -24,20 +39,14 @@ BLOCK = 64  # number of steps whose random times are drawn at once
 
 @dataclass(frozen=True)
 class ConstantSeconds:
-    """Equal compute times.
-
-    Attributes:
-        seconds: Compute time of a minibatch.
-        factors: Factors on the times of single learners (a straggler: {3: 10.0}).
-    """
+    """Equal compute times of a minibatch; `factors` are those of single learners (a straggler: {3: 10.0})."""
 
     seconds: float = 0.1
     factors: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _positive("ConstantSeconds.seconds", self.seconds)
-        for learner, factor in self.factors.items():
-            _positive(f"ConstantSeconds.factors[{learner}]", factor)
+        _positive_factors("ConstantSeconds", self.factors)
 
     def __call__(self, learner: int, step: int) -> float:  # noqa: ARG002 - constant
         return self.seconds * self.factors.get(learner, 1.0)
@@ -70,8 +79,7 @@ class LognormalSeconds:
         _positive("LognormalSeconds.seconds", self.seconds)
         if not 0 <= self.sigma < 10:
             raise ValueError(f"LognormalSeconds.sigma must lie in [0, 10), got {self.sigma}")
-        for learner, factor in self.factors.items():
-            _positive(f"LognormalSeconds.factors[{learner}]", factor)
+        _positive_factors("LognormalSeconds", self.factors)
 
     def __call__(self, learner: int, step: int) -> float:
         block, place = divmod(step, BLOCK)
@@ -98,8 +106,7 @@ class RecordedSeconds:
         for learner, row in enumerate(self.seconds):
             for step, seconds in enumerate(row):
                 _positive(f"RecordedSeconds.seconds[{learner}][{step}]", seconds)
-        for learner, factor in self.factors.items():
-            _positive(f"RecordedSeconds.factors[{learner}]", factor)
+        _positive_factors("RecordedSeconds", self.factors)
 
     @classmethod
     def read(cls, trace: Path, factors: Mapping[int, float] | None = None) -> RecordedSeconds:
@@ -109,9 +116,10 @@ class RecordedSeconds:
             ValueError: The file holds none, or is not such a trace.
         """
         try:
-            spans = _spans_of(trace)
+            spans = [s for s in _spans_of(trace) if s.get("cat") == COMPUTE and s["dur"] > 0]
             rows: dict[int, list[float]] = defaultdict(list)
-            for span in sorted((s for s in spans if s.get("cat") == COMPUTE and s["dur"] > 0), key=lambda s: s["ts"]):
+            loops = [s for s in spans if s.get("name") == LOOP]  # a joined run has other, short ones between them
+            for span in sorted(loops or spans, key=lambda s: s["ts"]):
                 rows[int(span["pid"])].append(span["dur"] / 1e6)
         except UNREADABLE as error:
             raise ValueError(f"{trace} is not a Chrome trace of a run: {error!r}") from error
@@ -126,6 +134,21 @@ class RecordedSeconds:
         row = self.seconds[learner % len(self.seconds)]
         lap = learner // len(self.seconds)  # number of earlier learners with the same row
         return row[(step + lap * 61) % len(row)] * self.factors.get(learner, 1.0)
+
+
+@dataclass(frozen=True)
+class MeasuredSeconds:
+    """Compute times of user loops as they run on this machine, times a factor of each step."""
+
+    factor: ComputeTime
+    _noted: dict[int, float] = field(default_factory=dict, repr=False)
+
+    def note(self, learner: int, seconds: float) -> None:
+        """Add seconds that a learner's loop has computed since its latest step."""
+        self._noted[learner] = self._noted.get(learner, 0.0) + seconds
+
+    def __call__(self, learner: int, step: int) -> float:
+        return self._noted.pop(learner, 0.0) * self.factor(learner, step)
 
 
 def _spans_of(trace: Path) -> list[Any]:
@@ -157,6 +180,10 @@ class Link:
         _positive("Link.bytes_per_second", self.bytes_per_second)
         if not 0 <= self.latency_seconds < float("inf"):
             raise ValueError(f"Link.latency_seconds must be finite and not negative, got {self.latency_seconds}")
+
+    def seconds(self, num_bytes: float) -> float:
+        """Return the time until the last of `num_bytes` bytes has arrived."""
+        return self.latency_seconds + num_bytes / self.bytes_per_second
 
 
 @dataclass(frozen=True)
@@ -262,11 +289,9 @@ class Cluster:
                 raise ValueError(f"{fault} must last a finite time that is not negative")
 
     def node_of(self, learner: int) -> int:
-        """Return the node of a learner."""
         return learner // self.learners_per_node
 
     def link_of(self, learner: int) -> Link:
-        """Return the network card of a learner's node."""
         return self.links.get(self.node_of(learner), self.link)
 
     def last_bucket_bytes(self, size: float) -> float:
@@ -282,6 +307,93 @@ class Cluster:
         return dict(found)
 
 
+def _positive_factors(times: str, factors: Mapping[int, float]) -> None:
+    for learner, factor in factors.items():
+        _positive(f"{times}.factors[{learner}]", factor)
+
+
 def _positive(what: str, value: float) -> None:
     if not 0 < value < float("inf"):
         raise ValueError(f"{what} must be positive and finite, got {value}")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places of the members of a collective: learners on each node, the slowest card, links inside, adding speed."""
+
+    per_node: tuple[int, ...]
+    card: Link
+    inside: Link
+    reduce_bytes_per_second: float = float("inf")
+
+    @property
+    def learners(self) -> int:
+        return sum(self.per_node)
+
+    @property
+    def widest(self) -> int:
+        return max(self.per_node)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of one allreduce: seconds, bytes sent by a learner, bytes that leave through a node's card.
+
+    In a tree members send unequally, and so do cards: these are the means over them.
+    """
+
+    seconds: float
+    sent_bytes: float
+    card_bytes: float
+
+
+def ring(size: float, places: Places) -> Cost:
+    """Reduce-scatter and allgather round one ring through all learners."""
+    count, nodes = places.learners, len(places.per_node)
+    part = size / count
+    hops = [places.inside.seconds(part)] * (places.widest > 1) + [places.card.seconds(part)] * (nodes > 1)
+    adding = (count - 1) * part / places.reduce_bytes_per_second
+    sent = 2 * (count - 1) * part
+    return Cost(2 * (count - 1) * max(hops) + adding, sent, sent if nodes > 1 else 0.0)
+
+
+def tree(size: float, places: Places) -> Cost:
+    """Reduce to one learner up a binomial tree, then broadcast down the same tree: first inside nodes, then between."""
+    inside, between = _levels(places.widest), _levels(len(places.per_node))
+    moving = inside * places.inside.seconds(size) + between * places.card.seconds(size)
+    adding = (inside + between) * size / places.reduce_bytes_per_second
+    count, nodes = places.learners, len(places.per_node)
+    # Each edge of the tree carries the vector up and down, and a tree of n members has n - 1 edges.
+    return Cost(2 * moving + adding, 2 * (count - 1) / count * size, 2 * (nodes - 1) / nodes * size)
+
+
+def hierarchical(size: float, places: Places) -> Cost:
+    """Reduce-scatter inside every node, a ring among nodes for each part, allgather inside."""
+    width, nodes = places.widest, len(places.per_node)
+    within = 2 * (width - 1) * places.inside.seconds(size / width) if width > 1 else 0.0
+    between = 2 * (nodes - 1) * places.card.seconds(size / nodes) if nodes > 1 else 0.0  # `width` rings share a card
+    added = (width - 1) / width + (nodes - 1) / (nodes * width)
+    over_card = 2 * (nodes - 1) / nodes * size
+    sent = 2 * (width - 1) / width * size + over_card / width
+    seconds = within + between + added * size / places.reduce_bytes_per_second
+    return Cost(seconds, sent, over_card)
+
+
+def broadcast(size: float, places: Places) -> float:
+    """Seconds of sending a vector from one learner to all: a chain inside one node, a binomial tree among nodes."""
+    if len(places.per_node) == 1:
+        return (places.learners - 1) * places.inside.latency_seconds + size / places.inside.bytes_per_second
+    return _levels(places.widest) * places.inside.seconds(size) + _levels(len(places.per_node)) * places.card.seconds(
+        size
+    )
+
+
+def _levels(count: int) -> int:
+    return math.ceil(math.log2(count))
+
+
+ALLREDUCE: Mapping[str, Callable[[float, Places], Cost]] = {
+    "ring": ring,
+    "tree": tree,
+    "hierarchical": hierarchical,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -57,12 +57,9 @@ class Meeting:
 
 @dataclass
 class Arrival:
-    """One broadcast of one group.
+    """One broadcast of one group, by the member of rank `root`: `done` fires with the vector when it has arrived.
 
-    Attributes:
-        done: Event that fires with the vector when it has arrived.
-        root: Rank of the sender.
-        asked: Ranks of the members that take part so far.
+    `asked` are the ranks of the members that take part so far.
     """
 
     done: Event[Tensor]
@@ -102,7 +99,6 @@ class VirtualHub:
         self.parts: dict[str, VirtualHub] = {}
         self.table = MembershipTable.of(len(members))
         self.gone: dict[int, int] = {}  # learners that take part in no further collective, by rank
-        self.once = False  # true for a group that never meets again after a loss: its members form another one
         self.dead: set[int] = set()  # learners of the world that are dead, or considered so
         self.left: set[int] = set()  # learners of the world that have ended in order; its parts share it
         self.under_way: dict[tuple[int, int], int] = defaultdict(int)  # messages posted and not delivered, by ranks
@@ -149,7 +145,6 @@ class VirtualHub:
                 arrival.done.fire(error=self.silence_of(root))
 
     def deliver(self, to: int, tag: str, message: Message) -> None:
-        """Deliver a message."""
         self.under_way[message.source, to] -= 1
         self.inboxes[to][tag].append(message)
         for waiting in list(self.receivers[to]):
@@ -158,7 +153,7 @@ class VirtualHub:
                 self.receivers[to].remove(waiting)
                 waiting[2].fire(found)
         if self.members[message.source] in self.left:
-            self._end_waits(message.source, to)
+            self.end_waits(message.source, to)
 
     def take(self, rank: int, source: int | None, tag: str) -> Message | None:
         """Return the oldest message under a tag, if any."""
@@ -168,26 +163,26 @@ class VirtualHub:
                 return message
         return None
 
+    def places_of(self, learner: int) -> Iterator[tuple[VirtualHub, int]]:
+        """Yield this group and its parts, at any depth, in which a learner of the world is, with its rank there."""
+        if learner in self.members:
+            yield self, self.members.index(learner)
+            for part in self.parts.values():
+                yield from part.places_of(learner)
+
     def everywhere(self, learner: int, act: Callable[[MembershipTable, int], object]) -> None:
         """Apply a change for a learner of the world to the membership tables of this group and all its parts."""
-        if learner in self.members:
-            act(self.table, self.members.index(learner))
-            for part in self.parts.values():
-                part.everywhere(learner, act)
+        for hub, rank in self.places_of(learner):
+            act(hub.table, rank)
 
     def lose(self, learner: int) -> None:
         """End a learner's lease: the membership tables lose it, and waits for it alone fail."""
-        self.dead.add(learner)
-        if learner in self.members:
-            rank = self.members.index(learner)
-            self.table.lose(rank)
-            self.quit(rank)
-            for waiting in [w for inbox in self.receivers for w in inbox if w[1] == rank]:
-                waiting[2].fire(error=self.silence_of(rank))
-            for receivers in self.receivers:
-                receivers[:] = [w for w in receivers if not w[2].fired]
-            for part in self.parts.values():
-                part.lose(learner)
+        for hub, rank in self.places_of(learner):
+            hub.dead.add(learner)
+            hub.table.lose(rank)
+            hub.quit(rank)
+            for to in range(len(hub.members)):
+                hub.fail_waits(rank, to)
 
     def leave(self, learner: int) -> None:
         """Let a learner of the world end in order: waits for it alone fail once its last message has arrived."""
@@ -197,19 +192,22 @@ class VirtualHub:
 
     def end_waits_for(self, learner: int) -> None:
         """Let waits for a learner fail to which nothing can come from it any more, here and in all parts."""
-        if learner in self.members:
-            self.quit(self.members.index(learner))
-            for to in range(len(self.members)):
-                self._end_waits(self.members.index(learner), to)
-        for part in self.parts.values():
-            part.end_waits_for(learner)
+        for hub, rank in self.places_of(learner):
+            hub.quit(rank)
+            for to in range(len(hub.members)):
+                hub.end_waits(rank, to)
 
-    def _end_waits(self, rank: int, to: int) -> None:
+    def end_waits(self, rank: int, to: int) -> None:
+        """Let the waits of a member for another one fail if no further message can come from it."""
         if self.is_silent(rank, to):
-            ended = [waiting for waiting in self.receivers[to] if waiting[1] == rank]
-            self.receivers[to] = [waiting for waiting in self.receivers[to] if waiting[1] != rank]
-            for waiting in ended:
-                waiting[2].fire(error=self.silence_of(rank))
+            self.fail_waits(rank, to)
+
+    def fail_waits(self, rank: int, to: int) -> None:
+        """Let the waits of member `to` for member `rank` alone fail."""
+        ended = [waiting for waiting in self.receivers[to] if waiting[1] == rank]
+        self.receivers[to] = [waiting for waiting in self.receivers[to] if waiting[1] != rank]
+        for waiting in ended:
+            waiting[2].fire(error=self.silence_of(rank))
 
     def is_silent(self, rank: int, to: int) -> bool:
         """True if no further message from a member can come to another one, for it is lost or has ended."""
@@ -225,36 +223,24 @@ class VirtualHub:
         self._lose_broadcasts(rank)
 
     def silence_of(self, rank: int) -> PeerLost:
-        """Return the error for a wait for a lost member."""
         learner = self.members[rank]
         return PeerLost(f"learner {learner} is gone, and another one waits for it in {self.name}", learner)
 
     def welcome(self, learner: int) -> None:
-        """Start a killed learner again; a group that was lost as a whole can meet again."""
-        self.dead.discard(learner)
-        for part in self.parts.values():
-            if learner in part.members:
-                if len(part.gone) == len(part.members) and not part.once:
-                    part.gone.clear()
-                    part.meetings.clear()
-                    part.arrivals.clear()
-                part.welcome(learner)
+        """Start a killed learner again. No group meets again after a loss: its members form another one."""
+        for hub, _ in self.places_of(learner):
+            hub.dead.discard(learner)
 
     def forget(self, learner: int) -> None:
         """Forget the messages that had arrived for a learner whose process is gone."""
-        self.dead.add(learner)
-        if learner in self.members:
-            rank = self.members.index(learner)
-            self.inboxes[rank].clear()
-            self.receivers[rank].clear()
-            self.quit(rank)
-            for part in self.parts.values():
-                part.forget(learner)
+        for hub, rank in self.places_of(learner):
+            hub.dead.add(learner)
+            hub.inboxes[rank].clear()
+            hub.receivers[rank].clear()
+            hub.quit(rank)
 
 
 class VirtualGroup(Group):
-    """One member of a hub's group."""
-
     tolerates_loss = True
 
     def __init__(self, hub: VirtualHub, rank: int, trace: Trace) -> None:
@@ -285,18 +271,21 @@ class VirtualGroup(Group):
         return found
 
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
-        def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
-            size = x.numel() * x.element_size()
-            return weighted_mean(xs, weights), self.hub.network.allreduce_seconds(self.hub.members, size, x.numel())
-
-        return (await self._meet("exchange of mean", x.clone(), finish)).clone()  # type: ignore[no-any-return]
+        hub, size = self.hub, x.numel() * x.element_size()
+        return await self._mean_in(x, weights, lambda: hub.network.allreduce_seconds(hub.members, size, x.numel()))
 
     async def mean_with_behind(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        hub, size = self.hub, x.numel() * x.element_size()
+
+        def seconds() -> float:
+            behind = hub.network.gradient_seconds[hub.members[self.rank]]  # of the member that comes last
+            return hub.network.exposed_allreduce_seconds(hub.members, size, behind)
+
+        return await self._mean_in(x, weights, seconds)
+
+    async def _mean_in(self, x: Tensor, weights: Sequence[float], seconds: Callable[[], float]) -> Tensor:
         def finish(xs: list[Tensor]) -> tuple[Tensor, float]:
-            network, hub = self.hub.network, self.hub  # of the member that comes last
-            gradient_seconds = network.gradient_seconds[hub.members[self.rank]]
-            size = x.numel() * x.element_size()
-            return weighted_mean(xs, weights), network.exposed_allreduce_seconds(hub.members, size, gradient_seconds)
+            return weighted_mean(xs, weights), seconds()
 
         return (await self._meet("exchange of mean", x.clone(), finish)).clone()  # type: ignore[no-any-return]
 
@@ -405,8 +394,7 @@ class VirtualGroup(Group):
     def among(self, ranks: Sequence[int], name: str) -> VirtualGroup:
         members = [self.hub.members[r] for r in ranks]
         if name not in self.hub.parts:
-            part = self.hub.parts[name] = self.hub.part(f"{self.name} {name}", members)
-            part.once = True
+            self.hub.parts[name] = self.hub.part(f"{self.name} {name}", members)
         return VirtualGroup(self.hub.parts[name], list(ranks).index(self.rank), self.trace)
 
     def close(self) -> None:

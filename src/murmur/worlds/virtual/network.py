@@ -22,8 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from murmur.worlds.virtual.clock import TICK_SECONDS, Clock
-from murmur.worlds.virtual.cluster import Cluster
-from murmur.worlds.virtual.collectives import ALLREDUCE, Cost, Hop, Places, broadcast
+from murmur.worlds.virtual.cluster import ALLREDUCE, Cluster, Link, Places, broadcast
 
 Done = Callable[[], None]
 NEVER = float("inf")
@@ -296,15 +295,12 @@ class Network:
     def allreduce_seconds(self, learners: Sequence[int], num_bytes: int, numel: int | None = None) -> float:
         """Return and record the cost of an allreduce of the cluster's kind, in seconds, with copies to the host.
 
-        Args:
-            learners: Learners that take part.
-            num_bytes: Bytes of the vector.
-            numel: Its elements, so that a part of the model's vector costs its share; None: it is a whole one.
+        With `numel` elements, a part of the model's vector costs its share; None: it is a whole one.
         """
         if len(learners) < 2:
             return 0.0
         size = self.size_of(num_bytes, numel)
-        cost = self.allreduce_cost(learners, size)
+        cost = ALLREDUCE[self.cluster.allreduce](size, self.places(learners))
         for learner in learners:
             self.sent_bytes[learner] += cost.sent_bytes
         for node in self.cluster.places(learners):
@@ -345,14 +341,9 @@ class Network:
         apart = len(self.cluster.places(learners)) > 1 or self.cluster.learners_per_node == 1
         return 2 * size / self.cluster.copy_bytes_per_second if apart else 0.0
 
-    def allreduce_cost(self, learners: Sequence[int], size: float) -> Cost:
-        """Return the cost of an allreduce of `size` bytes among these learners, by its closed form."""
-        return ALLREDUCE[self.cluster.allreduce](size, self.places(learners))
-
     def places(self, learners: Sequence[int]) -> Places:
         """Return the places of these learners with the slowest of their links."""
         cluster = self.cluster
         cards = [cluster.link_of(learner) for learner in learners]
-        card = Hop(max(c.latency_seconds for c in cards), min(c.bytes_per_second for c in cards))
-        inside = Hop(cluster.inside.latency_seconds, cluster.inside.bytes_per_second)
-        return Places(tuple(cluster.places(learners).values()), card, inside, cluster.reduce_bytes_per_second)
+        card = Link(max(c.latency_seconds for c in cards), min(c.bytes_per_second for c in cards))
+        return Places(tuple(cluster.places(learners).values()), card, cluster.inside, cluster.reduce_bytes_per_second)

@@ -176,11 +176,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def preset(name: str) -> Preset:
-    """Return the preset of that name.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Return the preset of that name; ValueError if there is none."""
     if name not in PRESETS:
         raise ValueError(f"there is no cluster {name!r}; there are {', '.join(PRESETS)}")
     return PRESETS[name]

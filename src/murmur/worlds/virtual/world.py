@@ -1,4 +1,9 @@
-"""World on a virtual clock: real gradients, modelled seconds and bytes, one thread, the same bits every time."""
+"""World on a virtual clock: real gradients, modelled seconds and bytes, one thread, the same bits every time.
+
+A gradient is a function of the weights at its start, which its learner's model keeps, and of its minibatch. It may
+therefore be computed at any moment until its modelled seconds are over. When the first gradient under way is needed,
+all of them are computed in one call. For learners at the same pace, nearly all are in every call, whatever the jitter.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +15,60 @@ import torch
 
 from murmur.core.group import PeerLost
 from murmur.core.membership import MembershipTable
-from murmur.core.pending_gradient import ComputeBatch
+from murmur.core.source import ComputeBatch, Gradient, PendingGradient
 from murmur.core.trace import COMPUTE, Span, Trace
 from murmur.core.weights import Weights
 from murmur.core.world import Program, Seat
 from murmur.worlds.virtual.clock import Clock, ClockTask, Deadlock, EventKind
-from murmur.worlds.virtual.cluster import Cluster, Kill, Rejoin, Stop
-from murmur.worlds.virtual.executor import BatchedExecutor, GradientExecutor, ImmediateExecutor
+from murmur.worlds.virtual.cluster import Cluster, Kill, MeasuredSeconds, Rejoin, Stop
 from murmur.worlds.virtual.group import VirtualGroup, VirtualHub
 from murmur.worlds.virtual.network import Network
 
 T = TypeVar("T")
 
 
-class VirtualSeat(Seat):
-    """Seat of a learner of the virtual cluster."""
+class GradientExecutor:
+    """Computes each gradient when it begins, or, when one is needed, all that have begun in one call of `together`."""
 
+    def __init__(self, together: ComputeBatch | None) -> None:
+        self._together = together
+        self._waiting: list[PendingGradient] = []
+        self._done: dict[PendingGradient, Gradient] = {}
+
+    def begin(self, job: Callable[[], T]) -> Callable[[], T]:
+        """Add a gradient to those under way, or do a job at once; return a function that returns the result."""
+        together = self._together
+        if together is None or not isinstance(job, PendingGradient):
+            result = job()
+            return lambda: result
+        job.begin()
+        self._waiting.append(job)
+        return lambda: self._result(job, together)
+
+    def forget(self, job: Callable[[], Any]) -> None:
+        """Drop a gradient whose learner is gone, or has it."""
+        if isinstance(job, PendingGradient):
+            self._done.pop(job, None)
+            if job in self._waiting:
+                self._waiting.remove(job)
+
+    def _result(self, job: PendingGradient, together: ComputeBatch) -> Any:
+        if job not in self._done:
+            waiting, self._waiting = self._waiting, []
+            for pending, gradient in zip(waiting, together(waiting), strict=True):
+                pending.end()
+                self._done[pending] = gradient
+        return self._done[job]
+
+
+class VirtualSeat(Seat):
     def __init__(
         self, world: VirtualWorld, hub: VirtualHub, executor: GradientExecutor, rank: int, late: bool = False
     ) -> None:
         self.late, self.device = late, world.device
         clock = self.clock = hub.clock
         self.cluster, self.rank = world.cluster, rank
-        self._desk = executor
+        self._executor = executor
         self.trace = Trace(rank, lambda: clock.now, world.sink)
         self.group = VirtualGroup(hub, rank, self.trace)
         self._network = hub.network
@@ -46,7 +82,7 @@ class VirtualSeat(Seat):
     async def work(self, job: Callable[[], T]) -> T:
         """Compute a real gradient of the weights at the start of its modelled seconds, and let those pass."""
         self._surface()
-        result = self._desk.begin(job)
+        result = self._executor.begin(job)
         try:
             seconds = self.cluster.compute(self.rank, self._steps)
             self._steps += 1
@@ -57,10 +93,14 @@ class VirtualSeat(Seat):
             self._surface()
             return result()
         finally:
-            self._desk.forget(job)
+            self._executor.forget(job)
+
+    def loop_computed(self, seconds: float) -> None:
+        compute = self.cluster.compute
+        if isinstance(compute, MeasuredSeconds):
+            compute.note(self.rank, seconds)
 
     def counted(self) -> Mapping[str, list[float]]:
-        """Return the bytes sent by each learner."""
         return {"sent_bytes": [self._network.sent_bytes[learner] for learner in range(self.cluster.learners)]}
 
     def holds(self, weights: Weights) -> None:
@@ -77,7 +117,7 @@ class VirtualSeat(Seat):
 
     def _surface(self) -> None:
         for task in self._spawned:
-            error = task.failed()
+            error = task.error
             if isinstance(error, PeerLost):
                 raise error  # it is not a failure of the activity itself
             if error is not None:
@@ -142,8 +182,7 @@ class VirtualWorld:
             finally:
                 clock.close()
         ended = [rank for rank in range(self.size) if not run.is_lost(rank)]
-        # Those that came when there was nothing left to do are not the end of a run whose other learners gave up.
-        if not ended or (run.first_loss is not None and not any(run.seats[rank].waits for rank in ended)):
+        if run.has_no_end(ended):
             what = "all learners were lost before the end" if run.first_loss is None else str(run.first_loss)
             first = self.killed[0] if run.first_loss is None else run.first_loss.learner
             raise PeerLost("\n".join([what, *clock.notes]), first)
@@ -158,13 +197,10 @@ class _Run(Generic[T]):
         self.mains: dict[int, ClockTask[T]] = {}
         self.seats: dict[int, VirtualSeat] = {}
         self.first_loss: PeerLost | None = None
-        self._desk: GradientExecutor = (
-            ImmediateExecutor() if world.together is None else BatchedExecutor(world.together)
-        )
+        self._executor = GradientExecutor(world.together)
 
     def start(self, rank: int, late: bool) -> None:
-        """Start the program at a seat."""
-        seat = self.seats[rank] = VirtualSeat(self.world, self.hub, self._desk, rank, late)
+        seat = self.seats[rank] = VirtualSeat(self.world, self.hub, self._executor, rank, late)
         self.mains[rank] = self.clock.start(self._seated(seat), "training", rank)
 
     async def _seated(self, seat: VirtualSeat) -> T:
@@ -182,21 +218,16 @@ class _Run(Generic[T]):
         return value
 
     def happen(self, fault: Kill | Stop | Rejoin) -> None:
-        """Apply a fault now."""
         main = self.mains[fault.learner]
         if main.fired or (main.dead and not isinstance(fault, Rejoin)):
             return  # it has ended already, or no process is there to kill or to suspend
         if isinstance(fault, Kill):
-            self.world.killed.append(fault.learner)
-            self.clock.notes.append(f"learner {fault.learner} was killed at t={fault.at_seconds:.3f}s")
-            self.clock.kill(fault.learner)
-            self.hub.forget(fault.learner)
-            self._lease_ends(fault.learner)
+            self._end(fault.learner, f"was killed at t={fault.at_seconds:.3f}s")
         elif isinstance(fault, Stop):
             self.clock.stop(fault.learner, fault.for_seconds)
             if fault.for_seconds > self.world.cluster.lease_seconds:
                 self._lease_ends(fault.learner)
-                self.clock.after(fault.for_seconds, partial(self._return, fault.learner), EventKind.WORK)
+                self._return_after(fault.for_seconds, fault.learner)
         elif fault.learner in self.world.killed and any(
             not main.fired and not main.dead for main in self.mains.values()
         ):
@@ -209,12 +240,21 @@ class _Run(Generic[T]):
 
     def is_lost(self, rank: int) -> bool:
         """True if a learner did not reach the end of the run."""
-        return rank in self.world.killed or isinstance(self.mains[rank].failed(), PeerLost)
+        return rank in self.world.killed or isinstance(self.mains[rank].error, PeerLost)
+
+    def has_no_end(self, ended: Sequence[int]) -> bool:
+        """True if no learner has written the model: those that ended came too late, and the others were lost."""
+        seats = [self.seats[rank] for rank in ended]
+        gave_up = self.first_loss is not None and not any(seat.waits for seat in seats)
+        return gave_up or all(seat.missed for seat in seats)
 
     def _crash(self, learner: int, why: PeerLost | str) -> None:
         """End a learner that cannot go on after a loss, its own or of another one; the others may go on."""
+        self._end(learner, f"gave up at t={self.clock.now:.3f}s: {why}")
+
+    def _end(self, learner: int, note: str) -> None:
         self.world.killed.append(learner)
-        self.clock.notes.append(f"learner {learner} gave up at t={self.clock.now:.3f}s: {why}")
+        self.clock.notes.append(f"learner {learner} {note}")
         self.clock.kill(learner)
         self.hub.forget(learner)
         self._lease_ends(learner)
@@ -229,12 +269,20 @@ class _Run(Generic[T]):
         if self.mains[learner] is main:
             self.hub.lose(learner)
 
-    def _return(self, learner: int) -> None:
+    def _return_after(self, seconds: float, learner: int) -> None:
+        self.clock.after(seconds, partial(self._return, learner, self.mains[learner]), EventKind.WORK)
+
+    def _return(self, learner: int, main: ClockTask[T]) -> None:
         """Take a suspended learner in again whose lease has ended, unless the others have ended the run without it.
 
         It goes on alone if minibatches are left, as those of its own share are.
         """
-        if self.mains[learner].dead or self.mains[learner].fired:
+        if self.mains[learner] is not main or main.dead or main.fired:
+            return  # another process may have its place now
+        if (pause := self.clock.pause_of(learner)) > 0:  # it was suspended again in the meantime
+            self._return_after(pause, learner)
+            return
+        if learner in self.hub.table.view.incarnations:
             return
         others = [main for rank, main in self.mains.items() if rank != learner and not self.is_lost(rank)]
         if others and all(main.fired for main in others) and self.hub.table.spent:

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dense_fisher import DenseFisher
 from murmur.engine.optim.natural_gradient.fisher import (
     FisherConfig,
     OnlineFisher,
@@ -19,6 +18,7 @@ from murmur.engine.optim.natural_gradient.fisher import (
     orthonormal_rows,
     orthonormalised,
 )
+from tests.support.dense_fisher import DenseFisher
 
 
 def drawn(rng: np.random.Generator, N: int, D: int, scale: float = 1.0) -> np.ndarray:

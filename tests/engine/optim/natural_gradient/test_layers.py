@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from murmur.engine.optim.natural_gradient import FisherConfig, Preconditioning
 from murmur.engine.optim.natural_gradient.fisher import OnlineFisher, SampleRows
-from murmur.engine.optim.natural_gradient.stack import LstmStack
-from named import named
+from murmur.engine.optim.natural_gradient.mode import LstmStack
+from tests.support.named import named
 
 CONFIG = FisherConfig(rank_in=3, rank_out=4, history_samples=60.0, update_period=2)
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bad_gradients import spoiled
 from murmur.core.facts import FactsOfInner
 from murmur.core.learner import Learner, Strategy
 from murmur.core.source import SKIPPED_SAMPLES, Gradient
@@ -23,14 +22,15 @@ from murmur.engine.optim.optimizer import SGD, NaturalGradientSGD
 from murmur.engine.task import Loss
 from murmur.engine.task_source import TaskSource
 from murmur.engine.trainer import Trainer
-from murmur.recipes.toy import ToyTask
 from murmur.run.configuration import configure
 from murmur.strategies import ADPSGD, KAVG, ParameterAveraging, SyncSGD
+from murmur.tasks.toy import ToyTask
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.world import VirtualWorld
-from named import named
-from tasks import fit, weights_of
-from unscaled import Experiment
+from tests.support.bad_gradients import spoiled
+from tests.support.named import named
+from tests.support.tasks import fit, weights_of
+from tests.support.unscaled import Experiment
 
 TOY = ToyTask(samples=8, hidden=16, dropout=0.2, ragged=True, per_epoch=40)
 NATURAL = NaturalGradientSGD(0.05, momentum=0.9, fisher=FisherConfig(rank_in=5, rank_out=4))
@@ -137,9 +137,9 @@ def test_a_bad_gradient_is_skipped_and_leaves_all_estimates(samples: int, at: st
 
     class Source(TaskSource):
         def draw(self, n: int, before_backward: Callable[[float], None] | None) -> Gradient:
-            before = _estimates(self.optimizer)
+            before = _estimates(self.local_optimizer.optimizer)
             gradient = super().draw(n, before_backward)
-            after = _estimates(self.optimizer)
+            after = _estimates(self.local_optimizer.optimizer)
             assert (gradient.samples == SKIPPED_SAMPLES) == (n in bad)
             if n in bad:
                 assert after.keys() == before.keys()

@@ -1,4 +1,4 @@
-"""Online low-rank-plus-identity estimate of a Fisher matrix, of one side of one affine layer.
+"""Online low-rank-plus-identity estimate of a Fisher matrix, of one side of one affine layer, and its use.
 
     F_t = R_t' D_t R_t + rho_t I                             R_t: r x D, orthonormal rows; D_t = diag(d_t)
     G_t = F_t + (alpha / D) tr(F_t) I,   X^ = beta_t X G_t^-1 = X - X W_t' W_t,   gamma_t = sqrt(tr X X' / tr X^ X^')
@@ -8,27 +8,39 @@ Each update is one step of the power iteration on T_t = eta (1/N) X'X + (1 - eta
 J = H'X, K = J J' and L = H'H. Povey, Zhang and Khudanpur, "Parallel training of DNNs with natural gradient and
 parameter averaging", arXiv 1410.7455, appendix A; the constants are those of Kaldi's nnet3.
 
-Shapes: N rows (frames), D values a row, r rank.
+Affine maps precondition their weight gradients in the backward pass:
+
+    y = W x + b,   dW = sum_n dy_n [x_n, 1]'   ->   gamma_o gamma_i (I - Wo'Wo) dW (I - Wi'Wi)
+
+Wi, Wo: the factors of inputs (a one appended for the bias) and of output derivatives. X^ is linear in X, so that
+preconditioning the sum is preconditioning every frame. Few frames are preconditioned themselves, which is cheaper.
+
+Shapes: N rows (frames), D values a row, r rank, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from murmur.core.flat import is_finite
+from murmur.core.torch_private import DisableTorchFunction
 
 EPSILON, DELTA = 1e-10, 5e-4  # smallest rho and d: absolute, and relative to the largest eigenvalue
 MOST_ETA = 0.9
 CONDITION = 1e6  # condition of C above which the rows of R are made orthonormal again
 ORTHONORMAL_WITHIN = 1e-3
 FIRST_UPDATES = 10  # initial calls that all update
+INPUTS, OUTPUTS = "in", "out"  # names of the sides in the state
+SIDES = (f"{INPUTS}.", f"{OUTPUTS}.")
+Gradients = list[Tensor]  # (O, D_b) for each block of columns of X, a last one (O, 1) for the bias
 
 
 @dataclass(frozen=True)
@@ -65,16 +77,13 @@ class SampleRows:
 
     @property
     def count(self) -> int:
-        """N."""
         return self.blocks[0].shape[0]
 
     @property
     def dims(self) -> int:
-        """D."""
         return sum(block.shape[1] for block in self.blocks) + int(self.ones)
 
     def trace(self) -> Tensor:
-        """tr X X'."""
         squares = [torch.linalg.vector_norm(b, dtype=_wide(b)).square() for b in self.blocks]
         total = torch.stack(squares).sum()
         return (total + self.count if self.ones else total) * self.scale**2
@@ -93,7 +102,6 @@ class SampleRows:
 
     @property
     def is_wide(self) -> bool:
-        """True if all rows are in at least float32."""
         return all(block.dtype == _wide(block) for block in self.blocks)
 
     def without(self, H: Tensor, W: Tensor) -> SampleRows:
@@ -104,22 +112,17 @@ class SampleRows:
         return SampleRows((*pieces, 1 + (H @ W[:, -1:]) * step) if self.ones else tuple(pieces))
 
     def _parts(self, W: Tensor) -> list[Tensor]:
-        """The columns of W for each block, without that of the ones."""
         sizes = [block.shape[1] for block in self.blocks]
         return list(torch.split(W[:, : sum(sizes)], sizes, dim=1))
 
     def wide(self) -> SampleRows:
-        """Return the same rows in at least float32."""
         return SampleRows(tuple(block.to(_wide(block)) for block in self.blocks), self.ones, self.scale)
 
 
 class Factor(NamedTuple):
-    """The factor W_t of some rows and its products with them: X^ = gamma (X - H W).
+    """The factor W_t (r, D) of some rows before them, gamma_t, and H = X W_t' (N, r): X^ = gamma (X - H W).
 
-    Attributes:
-        W: W_t (r, D), before these rows; without a row if D is 1, for such a side is not preconditioned.
-        gamma: gamma_t.
-        H: X W_t' (N, r).
+    It is without a row if D is 1, for such a side is not preconditioned.
     """
 
     W: Tensor
@@ -218,7 +221,6 @@ class OnlineFisher:
 
 
 def shares(d: Tensor, rho: float, alpha: float, D: int) -> Tensor:
-    """Return the diagonal of E_t, (r,)."""
     beta = rho * (1 + alpha) + alpha / D * d.sum()
     return d / (beta + d)
 
@@ -261,26 +263,82 @@ def orthonormalised(W: Tensor, E: Tensor) -> Tensor:
     if int(failed) == 0 and float(factor.diagonal().min()) > 1e-2:
         R = torch.linalg.solve_triangular(factor, R, upper=False)
     else:  # nearly dependent rows
-        R = _gram_schmidt(R)
+        Q: Tensor = torch.linalg.qr(R.t()).Q
+        R = Q.t()
     return (R * E.sqrt().to(R.device)[:, None]).to(W)
 
 
-def _gram_schmidt(R: Tensor) -> Tensor:
-    """Make rows orthonormal one after another; an axis replaces a row that depends on those before it."""
-    kept: list[Tensor] = []
-    axis = 0
-    for row in R:
-        candidate = row
-        while True:
-            length = float(candidate.norm())
-            rest = candidate
-            for _ in range(2):  # the second pass removes rounding errors
-                for other in kept:
-                    rest = rest - (rest @ other) * other
-            if length > 0 and float(rest.norm()) > 1e-4 * length:
-                break
-            candidate = torch.zeros_like(row)
-            candidate[axis] = 1.0
-            axis += 1
-        kept.append(rest / rest.norm())
-    return torch.stack(kept)
+class TwoSides:
+    """Fisher estimates of both sides of one weight matrix.
+
+    Output derivatives are multiplied by `samples()` before they are estimated, so that they belong to the sum of the
+    losses of a minibatch, not to the mean: minibatches of different sizes must agree.
+    """
+
+    def __init__(self, state: MutableMapping[str, Any], config: FisherConfig, samples: Callable[[], float]) -> None:
+        self.inputs = OnlineFisher(state, INPUTS, config.rank_in, config)
+        self.outputs = OnlineFisher(state, OUTPUTS, config.rank_out, config)
+        self.samples = samples
+
+    def gradient(self, X: SampleRows, dY: Tensor) -> Gradients:
+        """gamma (I - Wo'Wo) dY' X (I - Wi'Wi) in the blocks of X.
+
+        A factor of rank r is applied to N rows of D values in 2 N D r operations, since their products with it are
+        known, and to the sum, dY' X, in 4 O I r. The cheaper one is taken, for rows of at least float32.
+        """
+        outputs = SampleRows((dY,), scale=self.samples())
+        outer, inner = self.outputs.observe(outputs), self.inputs.observe(X)
+        rows, wide = len(dY), X.is_wide and outputs.is_wide
+        few_outputs, few_inputs = wide and rows < 2 * X.dims, wide and rows < 2 * outputs.dims
+        if few_outputs:
+            (dY,) = outputs.without(outer.H, outer.W).blocks
+        G = product(dY, X.without(inner.H, inner.W) if few_inputs else X)
+        if not few_inputs:
+            _times_inner(G, inner.W)
+        gamma = outer.gamma * inner.gamma
+        for block in G:
+            if not few_outputs:
+                block.addmm_(outer.W.t(), outer.W @ block, alpha=-1)
+            block.mul_(gamma)
+        return G
+
+
+def _times_inner(G: Gradients, W: Tensor) -> None:
+    parts = torch.split(W, [block.shape[1] for block in G], dim=1)
+    inner = sum((block @ part.t() for block, part in zip(G, parts, strict=True)), start=W.new_zeros(()))
+    for block, part in zip(G, parts, strict=True):
+        block.addmm_(inner, part, alpha=-1)
+
+
+def product(dY: Tensor, X: SampleRows) -> Gradients:
+    """dY' X in the blocks of X, in at least float32."""
+    wide = torch.float64 if dY.dtype == torch.float64 else torch.float32
+    blocks = [(dY.t() @ block).to(wide) for block in X.blocks]
+    if X.ones:
+        # On a CPU torch sums rows three times faster this way; in low precision with another rounding.
+        narrow = dY.dtype != wide
+        blocks.append(dY.sum(0, dtype=wide)[:, None] if narrow else dY.t() @ dY.new_ones(dY.shape[0], 1))
+    return blocks
+
+
+class Affine(torch.autograd.Function):
+    """x (..., I) -> x W' + b (..., O), W of any shape with O rows, with natural gradients of W and b."""
+
+    @staticmethod
+    def forward(ctx: Any, sides: TwoSides, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        W = weight.flatten(1).to(x.dtype)
+        ctx.sides, ctx.biased = sides, bias is not None
+        ctx.save_for_backward(x, weight)
+        return torch.nn.functional.linear(x, W, None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        # The mode has no call to replace here, and would only take time.
+        with DisableTorchFunction():
+            dx = dy @ weight.flatten(1).to(dy.dtype) if ctx.needs_input_grad[1] else None
+            dY, X = dy.reshape(-1, dy.shape[-1]), SampleRows((x.reshape(-1, x.shape[-1]),), ctx.biased)
+            G = ctx.sides.gradient(X, dY)
+            dW = G[0].view(weight.shape).to(weight.dtype)
+            return None, dx, dW, G[1].squeeze(1).to(weight.dtype) if ctx.biased else None

@@ -18,12 +18,12 @@ from typing import Any
 
 import lhotse
 
-from murmur.speech.corpus.atomic_file import write_text_whole
+from murmur.core.whole_files import write_text_whole
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses
-from murmur.speech.corpus.file_errors import read_object
+from murmur.speech.corpus.file_content import read_object
 from murmur.speech.corpus.kaldi_dir import write_scp, write_table
 from murmur.speech.corpus.published.catalogue import Published
-from murmur.speech.corpus.published.reading import Read
+from murmur.speech.corpus.published.readers import Read
 from murmur.speech.corpus.published.transcripts import TranscriptRule
 
 MANIFEST = "manifest.json"
@@ -46,13 +46,13 @@ def write_set(out: Path, name: str, corpus: Published, read: Read) -> dict[str, 
             check_losses(len(found), found.problems)
         except CorpusError as error:
             raise CorpusError(f"{split}: {error}") from error
-    with _scratch(out, {*before, *worded}) as scratch:
+    with _scratch(out) as scratch:
         for split, found in worded.items():
             _write_split(scratch / split, found, read.seconds[split])
         _write_manifest(out, {"corpus": name, "finished": False, "splits": {s: {} for s in (*before, *worded)}})
         _replace_splits(out / "data", scratch, before, worded)
         for file, text in read.files.items():
-            _write_text(out / file, text)
+            write_text_whole(out / file, text)
         manifest = _manifest(name, corpus, read, worded)
         _write_manifest(out, manifest)
     return manifest
@@ -77,11 +77,7 @@ def _manifest(name: str, corpus: Published, read: Read, worded: Mapping[str, Cor
 
 
 def earlier_splits(out: Path, name: str) -> tuple[str, ...]:
-    """Splits that an earlier call wrote for this corpus.
-
-    Raises:
-        CorpusError: the folder holds other data.
-    """
+    """Splits that an earlier call wrote for this corpus; a CorpusError if the folder holds other data."""
     path = out / MANIFEST
     if not path.is_file():
         if (out / "data").exists():
@@ -106,11 +102,10 @@ def _worded(corpus: Corpus, rule: TranscriptRule) -> Corpus:
 
 
 @contextmanager
-def _scratch(out: Path, splits: Iterable[str]) -> Iterator[Path]:
-    """Provide a folder for splits, which is removed at the end, with those of killed commands: `out` is locked."""
+def _scratch(out: Path) -> Iterator[Path]:
+    """A folder for splits, removed at the end, as are those of killed commands: `out` is locked."""
     out.mkdir(parents=True, exist_ok=True)
-    earlier = [path for split in splits for path in (out / "data").glob(f".{split}.*")]  # of earlier versions
-    for left in (*out.glob(f"{SCRATCH}*"), *earlier):
+    for left in out.glob(f"{SCRATCH}*"):
         shutil.rmtree(left, ignore_errors=True)
     scratch = out / f"{SCRATCH}{secrets.token_hex(4)}"
     scratch.mkdir()
@@ -121,7 +116,6 @@ def _scratch(out: Path, splits: Iterable[str]) -> Iterator[Path]:
 
 
 def _replace_splits(data: Path, scratch: Path, before: Iterable[str], new: Iterable[str]) -> None:
-    """Move the new splits from `scratch` to `data`, and the earlier ones out of it."""
     data.mkdir(exist_ok=True)
     for split in dict.fromkeys((*before, *new)):
         if (data / split).exists():
@@ -140,7 +134,6 @@ def _write_split(folder: Path, corpus: Corpus, seconds: Mapping[str, float]) -> 
 
 
 def _write_audio(folder: Path, audio: Mapping[str, Audio]) -> None:
-    """Write wav.scp; for stretches of recordings with named sides also segments and reco2file_and_channel."""
     sides = {name: each.side for name, each in audio.items() if each.side is not None}
     if not sides:
         write_scp(folder / "wav.scp", {name: str(each.path) for name, each in audio.items()})
@@ -165,16 +158,11 @@ def _facts(corpus: Corpus, read: Read, split: str) -> dict[str, Any]:
 
 
 def _trained_speakers(splits: Mapping[str, Corpus]) -> dict[str, list[str]]:
-    """Speakers of each other split who are in train too, without the splits that have none."""
+    """Speakers of each other split who are in train too."""
     trained = set(splits["train"].speakers.values()) if "train" in splits else set()
     shared = {split: sorted(trained & set(found.speakers.values())) for split, found in splits.items()}
     return {split: speakers for split, speakers in shared.items() if speakers and split != "train"}
 
 
 def _write_manifest(out: Path, manifest: Mapping[str, Any]) -> None:
-    _write_text(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_whole(path, text)
+    write_text_whole(out / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")

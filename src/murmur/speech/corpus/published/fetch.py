@@ -47,9 +47,9 @@ def fetch(corpus: Published, parts: Sequence[CorpusPart], folder: Path, mirror: 
     if need_bytes > free_bytes:
         log.warning("%s has %.1f GB free, about %.1f are needed", folder, free_bytes / 1e9, need_bytes / 1e9)
     for part in wanted:
-        archive = folder / Path(part.archive).name
+        archive = folder / Path(part.file).name
         if not (archive.exists() and _fault(archive, part) is None):
-            _download(f"{(mirror or corpus.address).rstrip('/')}/{part.archive}", archive)
+            _download(f"{(mirror or corpus.address).rstrip('/')}/{part.file}", archive)
             _check(archive, part)
         unpack(archive, folder)
         for inner in sorted(folder.glob(part.nested)) if part.nested else ():
@@ -58,11 +58,7 @@ def fetch(corpus: Published, parts: Sequence[CorpusPart], folder: Path, mirror: 
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Write the regular files of a tar archive below a folder; links and devices are left out with a warning.
-
-    Raises:
-        CorpusError: a name leads out of the folder, or the archive is damaged.
-    """
+    """Write the regular files of a tar archive below a folder; links and devices are left out with a warning."""
     base = folder.resolve()
     with progress.open(archive, "rb", description=f"unpacking {archive.name}") as raw:
         try:
@@ -90,7 +86,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, base: Path, archive: P
 
 
 def _unpacked(folder: Path, part: CorpusPart) -> Path:
-    return folder / f".{Path(part.archive).name}.unpacked"
+    return folder / f".{Path(part.file).name}.unpacked"
 
 
 def _download(url: str, archive: Path) -> None:
@@ -109,9 +105,9 @@ def _check(archive: Path, part: CorpusPart) -> None:
     fault = _fault(archive, part)
     if fault is None:
         return
-    megabytes = archive.stat().st_size / 1e6
     if fault is EOFError:
-        raise CorpusError(f"{archive} ends after {megabytes:.1f} MB: run the same command again to continue")
+        size = archive.stat().st_size
+        raise CorpusError(f"{archive} ends after {size / 1e6:.1f} MB: run the same command again to continue")
     archive.unlink()
     what = f"its SHA-256 is not {part.sha256}" if fault is ValueError else "it is no whole gzip file"
     raise CorpusError(f"{archive} is not the published archive ({what}) and was removed: try again or another --mirror")
@@ -131,8 +127,5 @@ def _fault(archive: Path, part: CorpusPart) -> type[Exception] | None:
 
 
 def _sha256(archive: Path) -> str:
-    digest = hashlib.sha256()
     with progress.open(archive, "rb", description=f"checking {archive.name}") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # rich types no readinto

@@ -1,4 +1,4 @@
-"""The user's recordings: SPEAKER/NAME.wav (or .flac, ...) with NAME.txt beside each."""
+"""The user's recordings: SPEAKER/NAME.wav (or .flac, ...) with NAME.txt beside each, and no deeper folders."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import soundfile
 
 from murmur.core.counted import counted
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance
-from murmur.speech.corpus.published.readers import holding, measured
-from murmur.speech.corpus.published.reading import Read
-from murmur.speech.corpus.text_lines import nfc, text_of
+from murmur.speech.corpus.file_content import nfc, text_of
+from murmur.speech.corpus.published.readers import Read, holding, measured
 
 DEV_EVERY = 8  # speaker; a separate split keeps its words out of a language model of data/train
 SOUNDS = {name.lower() for name in soundfile.available_formats()} | {"oga", "opus", "sph", "aif", "aifc", "wave"}
@@ -29,7 +28,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {  # names of the folder of each split, 
 
 
 def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
-    """The user's recordings: SPEAKER/NAME.wav (or .flac, ...) with NAME.txt beside each, and no deeper folders.
+    """One `Corpus` per split of the user's recordings.
 
     Folders train, dev and test above the speakers are the splits; valid, validation or val beside train is dev.
     Recordings elsewhere are outside. Without such folders the last tenth of the speakers in byte order, at least one,
@@ -74,24 +73,21 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _sounds(folder: Path, pattern: str) -> list[Path]:
-    """Recordings in a folder, in the order of their names."""
     return sorted(p for p in folder.glob(pattern) if p.suffix.lower().lstrip(".") in SOUNDS and p.is_file())
 
 
 def _outside(folder: Path, inside: AbstractSet[Path], why: str) -> tuple[Problem, ...]:
-    """Recordings in none of some folders, as problems."""
+    """Recordings in none of some folders."""
     there = (path for path in _sounds(folder, "**/*") if inside.isdisjoint(path.parents))
     return tuple(Problem(_shown(path.relative_to(folder)), _shown(path), why) for path in there)
 
 
 def _of_speakers(whole: Corpus, speakers: AbstractSet[str]) -> Corpus:
-    """Utterances and problems of some speakers."""
     problems = tuple(problem for problem in whole.problems if _speaker(Path(problem.where)) in speakers)
     return Corpus(whole.subset(lambda u: u.speaker in speakers).utterances, problems)
 
 
 def _speaker(path: Path) -> str:
-    """The speaker of a recording or a transcript, by its folder."""
     return _identifier(path.parent.name)
 
 
@@ -101,7 +97,6 @@ def _identifier(name: str) -> str:
 
 
 def _name(path: Path) -> str:
-    """The utterance of a recording or of its transcript."""
     return _identifier(f"{path.parent.name}-{path.stem}")
 
 
@@ -153,26 +148,17 @@ def _unusable(folder: Path, sounds: list[Path]) -> Iterator[Problem]:
 
 
 def _check_names(utterances: Iterable[Utterance]) -> None:
-    """Refuse two recordings with one identifier.
-
-    Raises:
-        CorpusError: there are; names both.
-    """
+    """Refuse two recordings with one identifier."""
     first: dict[str, Path] = {}
     for utterance in utterances:
         path = _path(utterance)
         if first.setdefault(utterance.id, path) != path:
-            raise CorpusError(
-                f"{first[utterance.id]} and {path} would both be utterance {utterance.id!r}: rename or remove one"
-            )
+            both = f"{first[utterance.id]} and {path}"
+            raise CorpusError(f"{both} would both be utterance {utterance.id!r}: rename or remove one")
 
 
 def _check_speakers(utterances: Iterable[Utterance]) -> None:
-    """Refuse two names of folders that give one speaker; a folder of the same name in two splits is one speaker.
-
-    Raises:
-        CorpusError: there are; names both.
-    """
+    """Refuse two names of folders that give one speaker; a folder of the same name in two splits is one speaker."""
     first: dict[str, Path] = {}
     for utterance in utterances:
         folder = _path(utterance).parent

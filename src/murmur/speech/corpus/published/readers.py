@@ -1,32 +1,81 @@
 """Readers of unpacked published corpora, which return one `Corpus` per split.
 
 Lhotse's recipes read LibriSpeech, yesno and AISHELL; AN4 and the digits, for which lhotse has none, are read here.
-A reader takes the folder of the unpacked archive, or the one inside it, the requested parts and a number of
-threads.
+A reader takes the folder of the unpacked archive, or the one inside it, the requested parts and a number of threads. It
+raises a CorpusError where a file is missing or cannot be read.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soundfile
+from lhotse.audio.utils import AudioLoadingError
 from lhotse.recipes.aishell import prepare_aishell
 from lhotse.recipes.librispeech import prepare_librispeech
 from lhotse.recipes.yesno import prepare_yesno
 
+from murmur.core.counted import counted
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance
 from murmur.speech.corpus.digits import LEXICON, WORDS
-from murmur.speech.corpus.published.reading import Read, by_lhotse, joined
-from murmur.speech.corpus.sound_file import rate_and_channels
-from murmur.speech.corpus.text_lines import text_lines
+from murmur.speech.corpus.file_content import NONSENSE, text_lines
+from murmur.speech.corpus.sound_file import rate_and_channels, sphere_header, unpack_sphere
 from murmur.speech.features.analysis import LogMel, opened
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Read:
+    """The result of a reader.
+
+    Attributes:
+        splits: utterances by split, transcripts as published.
+        seconds: length of every utterance, by split: two splits may hold recordings of the same name.
+        files: text files that belong to the data, such as a lexicon, by name.
+        absent: optional parts that are missing.
+        rate_hz: sample rate of all recordings; None if the reader has not checked it.
+        wordless: segments without words that were left out, by split.
+        outside: recordings that belong to no split.
+        rules: rules that were applied to the transcripts of parts with conventions of their own, by part.
+    """
+
+    splits: Mapping[str, Corpus]
+    seconds: Mapping[str, Mapping[str, float]]
+    files: Mapping[str, str] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    rate_hz: int | None = None
+    wordless: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    outside: tuple[Problem, ...] = ()
+    rules: Mapping[str, str] = field(default_factory=dict)
+
+
+Reader = Callable[[Path, tuple[str, ...], int], Read]
+
+
+def by_lhotse(root: Path, prepare: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Call a recipe of lhotse; a CorpusError names the folder if it fails."""
+    try:
+        return prepare()
+    except (AssertionError, AudioLoadingError, OSError, *NONSENSE) as error:
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise CorpusError(f"{root} cannot be read by lhotse's recipe: {told[0][:300]}") from error
+
+
+def joined(corpora: Sequence[Corpus]) -> Corpus:
+    """All utterances and problems of several corpora."""
+    utterances = tuple(u for corpus in corpora for u in corpus.utterances)
+    return Corpus(utterances, tuple(p for corpus in corpora for p in corpus.problems))
+
 
 FSDD_DEV, FSDD_TEST = "nicolas", "theo"
 YESNO_RECORDINGS = 60
@@ -35,11 +84,7 @@ BLOCK_SAMPLES = 1 << 20
 
 
 def read_librispeech(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
-    """LibriSpeech and its small sibling: PART/SPEAKER/CHAPTER/*.flac with one *.trans.txt per chapter.
-
-    Raises:
-        CorpusError: no part is there, or lhotse cannot read them.
-    """
+    """LibriSpeech and its small sibling: PART/SPEAKER/CHAPTER/*.flac with one *.trans.txt per chapter."""
     root = holding(folder, "LibriSpeech", lambda at: any((at / part).is_dir() for part in parts), " or ".join(parts))
     here = tuple(part for part in parts if (root / part).is_dir())
     manifests = by_lhotse(root, lambda: prepare_librispeech(root, dataset_parts=here, num_jobs=jobs))
@@ -56,32 +101,23 @@ def read_librispeech(folder: Path, parts: tuple[str, ...], jobs: int) -> Read:
 
 
 def read_yesno(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
-    """60 recordings named by their words; Kaldi's split replaces lhotse's.
-
-    Raises:
-        CorpusError: a recording is missing.
-    """
+    """60 recordings named by their words; Kaldi's split replaces lhotse's."""
     root = holding(folder, "waves_yesno", lambda at: any(at.glob("[01]_*.wav")), "recordings such as 0_1_0_1_0_1_0_1")
     count = len(list(root.glob("*.wav")))
     if count != YESNO_RECORDINGS:
         raise CorpusError(f"{root} holds {count} of the {YESNO_RECORDINGS} recordings: unpack the archive again")
     manifests = by_lhotse(root, lambda: prepare_yesno(root))
-    read = [_of_manifests(manifests[half], speaker="global") for half in ("train", "test")]
-    everything = [u for corpus, _ in read for u in corpus.utterances]
+    (some, seconds), (others, more) = (_of_manifests(manifests[half], "global") for half in ("train", "test"))
+    every = joined([some, others])
     splits = {
-        split: Corpus(tuple(_as_speakers(u) for u in everything if u.id[0] == first))
-        for split, first in (("train", "0"), ("test", "1"))
+        "train": every.subset(lambda u: u.id.startswith("global-0")),
+        "test": every.subset(lambda u: u.id.startswith("global-1")),
     }
-    seconds = {f"global-{name}": length for _, lengths in read for name, length in lengths.items()}
-    return Read(splits, dict.fromkeys(splits, seconds), {"lexicon.txt": "NO N\nYES Y\n"})
+    return Read(splits, dict.fromkeys(splits, seconds | more), {"lexicon.txt": "NO N\nYES Y\n"})
 
 
 def read_aishell(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
-    """AISHELL-1: data_aishell/wav/{train,dev,test}/SPEAKER/*.wav and one file of transcripts.
-
-    Raises:
-        CorpusError: the transcripts are missing, or lhotse cannot read the recordings.
-    """
+    """AISHELL-1: data_aishell/wav/{train,dev,test}/SPEAKER/*.wav and one file of transcripts."""
     transcripts = "data_aishell/transcript/aishell_transcript_v0.8.txt"
     root = holding(folder, "aishell", lambda at: (at / transcripts).is_file(), transcripts)
     manifests = by_lhotse(root, lambda: prepare_aishell(root))
@@ -91,11 +127,7 @@ def read_aishell(folder: Path, _parts: tuple[str, ...], _jobs: int) -> Read:
 
 
 def read_an4(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
-    """AN4 in NIST SPHERE: etc/an4_{train,test}.{fileids,transcription} and wav/an4_clstk, wav/an4test_clstk.
-
-    Raises:
-        CorpusError: a list is missing, or lists and transcripts do not match.
-    """
+    """AN4 in NIST SPHERE: etc/an4_{train,test}.{fileids,transcription} and wav/an4_clstk, wav/an4test_clstk."""
     root = holding(folder, "an4", lambda at: (at / "etc" / "an4_train.fileids").is_file(), "etc/an4_train.fileids")
     splits = {split: _an4_split(root, split) for split in ("train", "test")}
     lists = {name: root / "etc" / name for name in ("an4.dic", "an4.phone", "an4.filler", "an4.ug.lm")}
@@ -104,11 +136,7 @@ def read_an4(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
 
 
 def read_fsdd(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
-    """Free Spoken Digit Dataset: recordings/DIGIT_SPEAKER_REPETITION.wav.
-
-    Raises:
-        CorpusError: there is no recording of that form.
-    """
+    """Free Spoken Digit Dataset: recordings/DIGIT_SPEAKER_REPETITION.wav."""
     inside = next((at for at in sorted(folder.glob("free-spoken-digit-dataset*")) if at.is_dir()), folder)
     root = holding(inside, "recordings", lambda at: any(at.glob("[0-9]_*_*.wav")), "recordings such as 7_theo_0.wav")
     utterances = []
@@ -142,15 +170,19 @@ def holding(folder: Path, inner: str, holds: Callable[[Path], bool], what: str) 
 
 
 def _of_manifests(manifests: Mapping[str, Any], speaker: str = "") -> tuple[Corpus, dict[str, float]]:
-    """A corpus and the seconds of its utterances, from lhotse's recordings and supervisions."""
+    """A corpus and the seconds of its utterances, from lhotse's recordings and supervisions.
+
+    `speaker` is that of all utterances, and the beginning of their identifiers.
+    """
     recordings = {recording.id: recording for recording in manifests["recordings"]}
     utterances, seconds = [], {}
     for supervision in manifests["supervisions"]:
         recording = recordings[supervision.recording_id]
         audio = Audio(Path(recording.sources[0].source).absolute())  # in all of them, an utterance is a file
+        name = f"{speaker}-{supervision.id}" if speaker else supervision.id
         spoken_by = speaker or str(supervision.speaker or supervision.id)
-        utterances.append(Utterance(supervision.id, spoken_by, supervision.text or "", audio))
-        seconds[supervision.id] = float(supervision.duration)
+        utterances.append(Utterance(name, spoken_by, supervision.text or "", audio))
+        seconds[name] = float(supervision.duration)
     return Corpus(tuple(utterances)), seconds
 
 
@@ -166,11 +198,6 @@ def _without_audio(part: Path, read: set[str]) -> Iterable[Problem]:
 def _librispeech_split(part: str) -> str:
     known = {"dev-clean": "dev", "test-clean": "test", "dev-clean-2": "test"}
     return "train" if part.startswith("train-") else known.get(part, part.replace("-", "_"))
-
-
-def _as_speakers(utterance: Utterance) -> Utterance:
-    """The utterance with the speaker at the start of its identifier, as Kaldi requires."""
-    return Utterance(f"{utterance.speaker}-{utterance.id}", utterance.speaker, utterance.text, utterance.audio)
 
 
 def _an4_split(root: Path, split: str) -> Corpus:
@@ -191,19 +218,19 @@ def _an4_split(root: Path, split: str) -> Corpus:
         path = root / "wav" / f"{entry}.sph"
         speaker = path.parent.name
         name = f"{speaker}-{path.stem}"
-        trouble = f"it is not in {texts.name}" if path.stem not in said else f"its recording {path} is missing"
-        if path.stem in said and path.is_file():
-            utterances.append(Utterance(name, speaker, said[path.stem], Audio(path.absolute())))
+        if path.stem not in said:
+            problems.append(Problem(name, str(names), f"it is not in {texts.name}"))
+        elif not path.is_file():
+            problems.append(Problem(name, str(names), f"its recording {path} is missing"))
         else:
-            problems.append(Problem(name, str(names), trouble))
+            utterances.append(Utterance(name, speaker, said[path.stem], Audio(path.absolute())))
     return Corpus(tuple(utterances), tuple(problems))
 
 
 def measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str]) -> Read:
     """Seconds of whole files; those that training could not use become problems.
 
-    Unusable are files that cannot be decoded to their end, have several channels or a sample rate unlike most, or are
-    shorter than one analysis window.
+    Those cannot be decoded, have several channels or a sample rate unlike most, or are shorter than a window.
     """
     paths = {split: {u.id: u.audio.path for u in corpus.utterances if u.audio} for split, corpus in splits.items()}
     every = list({path for own in paths.values() for path in own.values()})
@@ -247,3 +274,27 @@ def _seconds(path: Path, rate_hz: int | None) -> float | str:
             return seconds
     except CorpusError as error:
         return str(error)
+
+
+def with_plain_audio(read: Read, folder: Path, jobs: int) -> Read:
+    """Write shortened SPHERE files as WAV into a folder, those that are not there yet, and let utterances name them.
+
+    The copies have the same samples, a byte each. Other recordings stay where they are.
+
+    Raises:
+        CorpusError: sph2pipe is missing or fails.
+    """
+    every = {u.audio.path for corpus in read.splits.values() for u in corpus.utterances if u.audio is not None}
+    packed = sorted(path for path in every if path.suffix == ".sph" and sphere_header(path).is_shortened)
+    plain = {path: folder.absolute() / f"{path.stem}.wav" for path in packed}
+    shortened = [path for path in packed if not plain[path].is_file()]
+    if shortened:
+        log.info("unpacking %s into %s", counted(len(shortened), "recording"), folder)
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda path: unpack_sphere(path, plain[path]), shortened))
+
+    def moved(u: Utterance) -> Utterance:
+        return replace(u, audio=replace(u.audio, path=plain[u.audio.path])) if u.audio and u.audio.path in plain else u
+
+    splits = {split: Corpus(tuple(map(moved, c.utterances)), c.problems) for split, c in read.splits.items()}
+    return replace(read, splits=splits)

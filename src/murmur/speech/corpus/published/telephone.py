@@ -15,7 +15,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,12 +32,11 @@ from lhotse.recipes.switchboard import prepare_switchboard
 
 from murmur.core.counted import counted
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance
-from murmur.speech.corpus.file_errors import making_sense_of
-from murmur.speech.corpus.published.conversations import CALLHOME, FISHER, STM, SWITCHBOARD
-from murmur.speech.corpus.published.reading import Read, by_lhotse, joined
-from murmur.speech.corpus.published.transcripts import TranscriptRule
-from murmur.speech.corpus.sphere import REMEDY, read_header
-from murmur.speech.scoring.stm import Segment, read_stm
+from murmur.speech.corpus.file_content import making_sense_of
+from murmur.speech.corpus.published.readers import Read, by_lhotse, joined
+from murmur.speech.corpus.published.transcripts import CALLHOME, FISHER, STM, SWITCHBOARD, TranscriptRule
+from murmur.speech.corpus.sound_file import REMEDY, sphere_header
+from murmur.speech.scoring.time_marked import Segment, read_stm
 
 SIDES = "AB"
 DEV_EVERY = 50  # calls of Switchboard and Fisher: about 5 hours each of 260 and of 1,000
@@ -46,7 +44,7 @@ LOST_CALLS = 0.01
 MS98 = "swb_ms98_transcriptions"
 
 
-class Stretch(NamedTuple):
+class _Stretch(NamedTuple):
     """A stretch of a channel with its transcript as published; seconds."""
 
     id: str
@@ -60,16 +58,9 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Material:
-    """The content of one part.
+    """The content of one part: stretches and missing recordings by split, files of the calls and of the set by name."""
 
-    Attributes:
-        splits: stretches by split.
-        files: files of the calls, by name.
-        problems: missing recordings, by split.
-        texts: text files that belong to the set, by name.
-    """
-
-    splits: Mapping[str, Sequence[Stretch]]
+    splits: Mapping[str, Sequence[_Stretch]]
     files: Mapping[str, Path]
     problems: Mapping[str, Sequence[Problem]] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -77,13 +68,7 @@ class Material:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a telephone corpus.
-
-    Attributes:
-        packages: catalogue numbers of its packages, which are the names of their folders.
-        rule: conventions of its transcripts.
-        read: reader; takes the folder that holds the packages, and a number of processes.
-    """
+    """A part of a corpus: folders of its packages, rule of its transcripts, reader of the folder above them."""
 
     packages: tuple[str, ...]
     rule: TranscriptRule
@@ -139,13 +124,13 @@ def _is_there(folder: Path, part: str) -> bool:
 
 
 def _checked_rate_hz(path: Path) -> int:
-    header = read_header(path)
+    header = sphere_header(path)
     if header.is_shortened and shutil.which("sph2pipe") is None:
         raise CorpusError(f"{path}: {REMEDY}")
     return header.rate_hz
 
 
-def _corpus(stretches: Sequence[Stretch], material: Material, split: str, rule: TranscriptRule) -> Corpus:
+def _corpus(stretches: Sequence[_Stretch], material: Material, split: str, rule: TranscriptRule) -> Corpus:
     utterances = []
     for s in stretches:
         words = rule.apply(s.text)
@@ -156,35 +141,27 @@ def _corpus(stretches: Sequence[Stretch], material: Material, split: str, rule: 
     return Corpus(tuple(utterances), tuple(material.problems.get(split, ())))
 
 
-class SphereHeaders(AudioBackend):  # type: ignore[misc]  # lhotse has no types
+class _SphereHeaders(AudioBackend):  # type: ignore[misc]  # lhotse has no types
     """Lengths of SPHERE files for lhotse, from their headers, so that nothing is unpacked to measure it."""
 
     def supports_info(self) -> bool:
-        """True: `info` is there."""
         return True
 
     def info(self, path_or_fd: Any, force_opus_sampling_rate: int | None = None) -> LibsndfileCompatibleAudioInfo:
-        """Channels, samples and rate of a file; there is no other rate than the header's."""
         del force_opus_sampling_rate
-        head = read_header(Path(path_or_fd))
+        head = sphere_header(Path(path_or_fd))
         return LibsndfileCompatibleAudioInfo(head.channels, head.samples, head.rate_hz, head.samples / head.rate_hz)
-
-
-@contextmanager
-def sphere_headers() -> Iterator[None]:
-    """Let lhotse read lengths from headers. Its own context manager forgets to restore after an error."""
-    before = get_current_audio_backend()
-    set_current_audio_backend(SphereHeaders())
-    try:
-        yield
-    finally:
-        set_current_audio_backend(before)
 
 
 def _prepared(root: Path, prepare: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
     """Manifests of a recipe, which gets a folder of its own for files: recipes reuse files of earlier runs."""
-    with tempfile.TemporaryDirectory() as scratch, sphere_headers():
-        return by_lhotse(root, lambda: _eager(prepare(Path(scratch))))
+    before = get_current_audio_backend()
+    set_current_audio_backend(_SphereHeaders())  # lhotse's context manager does not restore it after an error
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            return by_lhotse(root, lambda: _eager(prepare(Path(scratch))))
+    finally:
+        set_current_audio_backend(before)
 
 
 def _eager(manifests: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,36 +176,25 @@ def _files(manifests: Mapping[str, Any]) -> dict[str, Path]:
     return {recording.id: Path(recording.sources[0].source) for recording in manifests["recordings"]}
 
 
-def _stretches(manifests: Mapping[str, Any], speaker_of: Callable[[Any], str]) -> list[Stretch]:
+def _stretches(manifests: Mapping[str, Any], speaker_of: Callable[[Any], str]) -> list[_Stretch]:
     found = []
     for s in manifests["supervisions"]:
-        speaker, end = speaker_of(s), float(s.start) + float(s.duration)
-        begin = float(s.start)
-        found.append(Stretch(f"{speaker}-{s.id}", speaker, s.recording_id, int(s.channel), begin, end, s.text or ""))
+        speaker, begin = speaker_of(s), float(s.start)
+        end = begin + float(s.duration)
+        found.append(_Stretch(f"{speaker}-{s.id}", speaker, s.recording_id, int(s.channel), begin, end, s.text or ""))
     return found
 
 
-def _by_side(supervision: Any) -> str:
-    return f"{supervision.recording_id}-{SIDES[supervision.channel]}"
-
-
-def _train_and_dev(stretches: Sequence[Stretch]) -> dict[str, list[Stretch]]:
+def _train_and_dev(stretches: Sequence[_Stretch]) -> dict[str, list[_Stretch]]:
     """Every 50th call is dev, if there are two calls."""
     calls = sorted({s.call for s in stretches})
     held_out = set(calls[::DEV_EVERY]) if len(calls) > 1 else set[str]()
-    parts = {
-        "train": [s for s in stretches if s.call not in held_out],
-        "dev": [s for s in stretches if s.call in held_out],
-    }
-    return {split: found for split, found in parts.items() if found}
+    train, dev = ([s for s in stretches if (s.call in held_out) is held] for held in (False, True))
+    return {split: found for split, found in (("train", train), ("dev", dev)) if found}
 
 
 def _unpaired(recordings: Mapping[str, Path], transcripts: Mapping[str, Path]) -> list[Problem]:
-    """Transcripts without a recording, as problems.
-
-    Raises:
-        CorpusError: they are more than 1 % of the calls, or a recording has no transcript.
-    """
+    """Transcripts without a recording, as problems, of which there may be 1 %; every recording needs a transcript."""
     for call in sorted(set(recordings) - set(transcripts)):
         raise CorpusError(f"{recordings[call]} has no transcript: copy the packages again, or move the file away")
     lost = sorted(set(transcripts) - set(recordings))
@@ -241,7 +207,7 @@ def _unpaired(recordings: Mapping[str, Path], transcripts: Mapping[str, Path]) -
 
 
 def _switchboard(folder: Path, _jobs: int) -> Material:
-    """LDC97S62 and the transcripts of Mississippi State, which are in a folder beside it or inside it."""
+    """LDC97S62, and the transcripts of Mississippi State beside it or inside it."""
     audio = folder / "LDC97S62"
     places = (folder / MS98, audio / MS98, *sorted(audio.glob(f"*/{MS98}")))
     transcripts = next((place for place in places if place.is_dir()), None)
@@ -258,7 +224,8 @@ def _switchboard(folder: Path, _jobs: int) -> Material:
         )
     problems = _unpaired(sph, written)
     made = _prepared(audio, lambda _: prepare_switchboard(audio, transcripts, absolute_paths=True))
-    return Material(_train_and_dev(_stretches(made, _by_side)), _files(made), {"train": problems})
+    stretches = _stretches(made, lambda s: f"{s.recording_id}-{SIDES[s.channel]}")
+    return Material(_train_and_dev(stretches), _files(made), {"train": problems})
 
 
 def _fisher(speech: str, transcripts: str, inner: str) -> Callable[[Path, int], Material]:
@@ -270,10 +237,7 @@ def _fisher(speech: str, transcripts: str, inner: str) -> Callable[[Path, int], 
         problems = _unpaired(sph, {path.stem: path for path in (folder / inside / "data" / "trans").rglob("*.txt")})
         if problems:  # the recipe takes complete packages only
             raise CorpusError(str(problems[0]))
-        made = _prepared(
-            folder,
-            lambda scratch: prepare_fisher_english(folder, scratch, [speech], [inside], True, jobs),
-        )
+        made = _prepared(folder, lambda at: prepare_fisher_english(folder, at, [speech], [inside], True, jobs))
         return Material(_train_and_dev(_stretches(made, lambda s: f"fisher-{s.speaker}")), _files(made))
 
     return read
@@ -282,14 +246,13 @@ def _fisher(speech: str, transcripts: str, inner: str) -> Callable[[Path, int], 
 def _callhome(folder: Path, _jobs: int) -> Material:
     """LDC97S42 and LDC97T14; train, devtest and evaltest become train, dev and test."""
     audio, transcripts = folder / "LDC97S42", folder / "LDC97T14"
-    problems, splits, files = dict[str, list[Problem]](), dict[str, list[Stretch]](), dict[str, Path]()
-    for split, name in (("train", "train"), ("dev", "devtest"), ("test", "evaltest")):
+    names, problems = {"train": "train", "dev": "devtest", "test": "evaltest"}, dict[str, list[Problem]]()
+    for split, name in names.items():
         sph = {p.stem: p for p in (audio / "data" / name.replace("evaltest", "evltest")).rglob("*.sph")}
         problems[split] = _unpaired(sph, {p.stem: p for p in (transcripts / "transcrpt" / name).rglob("*.txt")})
     made = _prepared(folder, lambda _: prepare_callhome_english(audio, transcript_dir=transcripts, absolute_paths=True))
-    for split, name in (("train", "train"), ("dev", "devtest"), ("test", "evaltest")):
-        splits[split] = _stretches(made[name], lambda s: str(s.speaker))
-        files |= _files(made[name])
+    splits = {split: _stretches(made[name], lambda s: str(s.speaker)) for split, name in names.items()}
+    files = {call: path for name in names.values() for call, path in _files(made[name]).items()}
     return Material(splits, files, problems)
 
 
@@ -310,23 +273,22 @@ def _hub5(folder: Path, jobs: int) -> Material:
         speaker = f"{call}_{channel.upper()}"
         name = f"{speaker}-{round(begin * 100):06}-{round(end * 100):06}"
         words = " ".join(s.text for s in said)
-        stretches.append(Stretch(name, speaker, call, SIDES.index(channel.upper()), begin, end, words))
+        stretches.append(_Stretch(name, speaker, call, SIDES.index(channel.upper()), begin, end, words))
     _all_covered(pem, stretches, reference)
-    texts = {"hub5e00.stm": stm, "hub5e00.glm": glm}
-    return Material({"test": stretches}, files, texts={name: _latin(path) for name, path in texts.items()})
+    return Material({"test": stretches}, files, texts={"hub5e00.stm": _latin(stm), "hub5e00.glm": _latin(glm)})
 
 
 def _all_covered(
-    pem: Path, stretches: Sequence[Stretch], reference: Mapping[tuple[str, str], Sequence[Segment]]
+    pem: Path, stretches: Sequence[_Stretch], reference: Mapping[tuple[str, str], Sequence[Segment]]
 ) -> None:
     """Check that every scored segment lies in a stretch: words outside could never be recognised."""
-    spans: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    spans: dict[tuple[str, str], list[_Stretch]] = {}
     for s in stretches:
-        spans.setdefault((s.call, SIDES[s.channel].lower()), []).append((s.begin, s.end))
+        spans.setdefault((s.call, SIDES[s.channel].lower()), []).append(s)
     for recording, segments in reference.items():
         for segment in segments:
             middle = (segment.begin + segment.end) / 2
-            inside = any(begin <= middle < end for begin, end in spans.get(recording, ()))
+            inside = any(s.begin <= middle < s.end for s in spans.get(recording, ()))
             if segment.network is not None and not inside:
                 where = f"{' '.join(recording)} at {segment.begin:g} s"
                 raise CorpusError(f"{pem} leaves out {where}, which the STM scores: are both of the same release?")

@@ -1,0 +1,168 @@
+"""The networks of the papers' experiments, with the settings of one learner.
+
+    ctc     Rosciszewski & Kaliski: LSTM with CTC, AN4
+    dnn     Su & Chen: sigmoid network on spliced frames, natural gradient, 4.1 h of LibriSpeech
+    blstm   Cong et al. and IBM's later papers: BLSTM with a linear bottleneck on windows of 21 frames, the same speech
+
+Widths are those that two cores can train. One learner's minibatch is that of all learners in the regime "stays": the
+largest number of learners of a study then has at least 1,500 turns. Rates to try with one learner are in `rates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD, OptimizerFactory
+from murmur.engine.schedule import Constant, Cosine, Exponential, Schedule, WarmUpAnneal
+from murmur.speech.features.augment import SpecAugment
+from murmur.speech.features.chunks import Chunks
+from murmur.speech.models import Blstm, Dnn
+from murmur.speech.recipes import an4_ctc, librispeech
+from murmur.speech.tasks.ctc import CtcTask
+from murmur.speech.tasks.graph_sources import Search
+from murmur.speech.tasks.hybrid.config import Decoding, FrontEnd
+from murmur.speech.tasks.hybrid.task import HybridTask
+
+Corpus = Literal["an4", "librispeech"]
+Name = Literal["ctc", "dnn", "blstm"]
+Optimizer = Literal["Adam", "SGD", "natural gradient"]
+Shape = Literal["cosine", "kaldi", "ibm", "constant"]
+
+FEED_FORWARD: tuple[Name, ...] = ("dnn",)
+IBM_EPOCHS, IBM_WARM = 16, 10  # of the papers, into which a budget is cut
+WINDOW = 21  # frames; the papers' unrolling
+DNN = Dnn(hidden=256, layers=3, context=7)
+BLSTM = Blstm(hidden=96, layers=2, bottleneck=64)
+WINDOWS = Chunks(frames=WINDOW, left_frames=5, right_frames=5)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of one learner with an optimizer: rates to try, usual schedule, largest norm of a gradient."""
+
+    rates: tuple[float, ...]
+    schedule: Shape
+    norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A network with its data.
+
+    Attributes:
+        unit_frames: frames of a unit in which minibatches are counted, on the average.
+        minibatch: units of one learner's minibatch.
+        budget: frames of a run, of all learners.
+        part: divisor of the number of frames in trials of a rate. With 1 the trials are complete runs. The sigmoid
+            network has 1, because trials with a quarter of the frames choose rates that are too high for all frames.
+        limit: largest word error rate of one learner, in percent.
+        training: settings by optimizer; the first one is usual.
+        frame_seconds: processor seconds of a frame, for the estimate.
+    """
+
+    told: str
+    corpus: Corpus
+    unit_frames: float
+    minibatch: int
+    budget: int
+    part: int
+    limit: float
+    training: Mapping[Optimizer, Training]
+    frame_seconds: float
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return next(iter(self.training))
+
+
+SETUPS: Mapping[Name, Setup] = {
+    "ctc": Setup(
+        "two bidirectional LSTM layers of 128 cells, CTC over characters, natural gradient; AN4",
+        "an4",
+        255.0,
+        8,
+        5_200_000,
+        4,
+        14.0,
+        {
+            "natural gradient": Training((100.0, 300.0, 1000.0), "kaldi"),
+            "Adam": Training((3e-3, 6e-3), "cosine", 0.02),
+        },
+        3.2e-5,
+    ),
+    "dnn": Setup(
+        "three sigmoid layers of 256 on 15 spliced frames, natural gradient; 4.1 h of LibriSpeech",
+        "librispeech",
+        1.0,
+        3_328,
+        5_200_000,
+        1,
+        40.0,
+        {
+            "natural gradient": Training((25.0, 50.0, 100.0), "kaldi"),
+            "SGD": Training((0.5, 1.0, 2.0), "kaldi"),
+        },
+        5.4e-5,
+    ),
+    "blstm": Setup(
+        "two bidirectional LSTM layers of 96 cells, a bottleneck of 64, windows of 21 frames with 5 of context on"
+        " either side; 4.1 h of LibriSpeech",
+        "librispeech",
+        20.5,
+        164,
+        5_200_000,
+        4,
+        40.0,
+        {
+            "Adam": Training((8e-3, 1.6e-2, 3.2e-2), "cosine", 5.0),
+            "SGD": Training((0.5, 1.0, 2.0), "ibm", 5.0),
+        },
+        6.5e-5,
+    ),
+}
+
+
+def hybrid(name: Name) -> HybridTask:
+    task = librispeech.experiment().task
+    assert isinstance(task, HybridTask)
+    return replace(
+        task,
+        front=FrontEnd(),
+        network=DNN if name == "dnn" else BLSTM,
+        chunks=WINDOWS if name == "blstm" else Chunks(),
+        augment=SpecAugment(time_masks=0, bin_masks=0),
+        precision="float32",
+        decoding=Decoding(
+            network=Search("tg", scales=(0.1, 0.12, 0.145, 0.175), beams=((12.0, 4000),)),
+            scored="none",
+            tune_every=6,
+            silence_probability=0.5,
+        ),
+    )
+
+
+def ctc() -> CtcTask:
+    task = an4_ctc.experiment().task
+    assert isinstance(task, CtcTask)
+    return task
+
+
+def made(optimizer: Optimizer, name: Name, rate: float) -> OptimizerFactory:
+    """An optimizer of one learner; steps with momentum keep the effective rate."""
+    if optimizer == "Adam":
+        return Adam(lr=rate)
+    if optimizer == "SGD":
+        return SGD(rate)
+    return NaturalGradientSGD(rate, momentum=0.9 if name == "dnn" else 0.0, keep_rate=True)
+
+
+def schedule(shape: Shape, passes: float, peak: float) -> Schedule:
+    """A schedule over a budget of so many passes; IBM's warms up to `peak`, the others are multiplied by it."""
+    if shape == "ibm":
+        epoch = passes / IBM_EPOCHS
+        return WarmUpAnneal(peak, IBM_WARM * epoch, 2 ** (-0.5 / epoch))
+    if shape == "cosine":
+        return Cosine(warm=0.1, times=peak)
+    return Exponential(0.1, peak) if shape == "kaldi" else Constant(peak)

@@ -1,0 +1,1 @@
+"""Devices other than the processor; the only package that names a vendor."""

@@ -1,0 +1,1 @@
+"""Strategies inside training frameworks, through each framework's own extension point."""

@@ -1,0 +1,1 @@
+"""Commands of the recogniser, one module each; `murmur.speech.plugin` names them."""

@@ -1,1 +1,0 @@
-"""Connectionist temporal classification: units, criterion, graphs, words."""

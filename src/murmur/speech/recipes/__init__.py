@@ -1,0 +1,1 @@
+"""Recipes: short experiment files, one per corpus, and the demo."""

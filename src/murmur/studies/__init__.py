@@ -1,1 +1,0 @@
-"""Comparisons of runs, and the experiments of five papers."""

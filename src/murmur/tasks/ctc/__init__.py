@@ -1,1 +1,0 @@
-"""CTC systems: a network of phones, letters or words, decoded greedily or with a graph."""

@@ -1,1 +1,0 @@
-"""Membership among processes: client, server, claims, failure detector."""

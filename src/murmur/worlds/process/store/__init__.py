@@ -1,1 +1,0 @@
-"""The store of a launch: its server and its clients."""

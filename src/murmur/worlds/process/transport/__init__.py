@@ -1,1 +1,0 @@
-"""Messages and vectors between processes: wire format, connections, mail, gloo and NCCL groups."""

@@ -1,0 +1,209 @@
+"""Cells of every kind trained for real, on a tiny set in place of the speech, and the command that resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+
+from rich.console import Console
+
+from murmur.comparison.rows import Row, Rows
+from murmur.core.errors import SettingError
+from murmur.engine.optim.optimizer import NaturalGradientSGD
+from murmur.run.configuration import resolved
+from murmur.speech.models import Blstm, Dnn
+from murmur.speech.tasks.hybrid.task import HybridTask
+from murmur_papers import command as papers
+from murmur_papers.studies import asgd, cell, hierarchy, rings, run, schedules
+from murmur_papers.studies.base import BLSTM, DNN
+from murmur_papers.studies.cell import StudyCell, StudyMaterial
+from murmur_papers.studies.device_gradients import DeviceGradients
+from murmur_papers.studies.networks import WINDOWS
+from murmur_papers.studies.plan import judged
+from murmur_papers.studies.run import (
+    Finder,
+    build_of,
+    diverged,
+    known_rows,
+    loss,
+    make,
+    of_builds,
+    on_newest_builds,
+    trained,
+)
+from murmur_papers.studies.study import DELAY, SUPER, Claim, Go, Outcome, Study, System
+from tests.support.plateaus import make_experiment
+
+NETWORKS = {"dnn": Dnn(hidden=16, layers=2, context=2), "blstm": Blstm(hidden=8, layers=1, bottleneck=6)}
+FRAMES, UNTRAINED = 3_000, 2.9  # frames of a run; a loss below that of networks before their first step
+SIZES, RATES = {"dnn": 160, "blstm": 20}, {"dnn": 1.0, "blstm": 0.01}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyMaterial]:
+    """The tiny set as LibriSpeech."""
+    file = make_experiment(tmp_path_factory.mktemp("tiny"))
+    plain = resolved(str(file)).task
+    assert isinstance(plain, HybridTask)
+
+    def tiny(name: Any) -> HybridTask:
+        return replace(plain, network=NETWORKS[name], chunks=WINDOWS)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cell, "hybrid", tiny)
+        yield StudyMaterial({"librispeech": file.parent / "set"}, file.parent / "cache")
+
+
+def small(big: StudyCell, **change: Any) -> StudyCell:
+    """The cell with few frames and learners."""
+    times = SIZES[big.network] / big.setup.minibatch
+    learners = {64: 16, 32: 8, 20: 8, 16: 8}.get(big.learners, big.learners)
+    fewer = {"budget": FRAMES, "learners": learners, "minibatch": max(1, round(big.minibatch * times))}
+    return replace(big, **(fewer | {"rate": RATES[big.network]} | change))
+
+
+def system(study: Study, name: str) -> StudyCell:
+    group = study.groups[name]
+    assert isinstance(group, System)
+    return group.cell
+
+
+CELLS = {
+    "one learner": BLSTM.cell,
+    "one sigmoid learner": DNN.cell,
+    "K-step": system(asgd.STUDY, asgd.FOUR),
+    "server": system(asgd.STUDY, asgd.SERVER),
+    "adaptive": system(asgd.STUDY, asgd.TWENTY),
+    "sigmoid": system(schedules.STUDY, "16 learners"),
+    "sigmoid, SGD, stack": system(schedules.STUDY, "16, SGD, stack"),
+    "sigmoid, super-learners": replace(system(schedules.STUDY, "16 learners"), strategy=SUPER),
+    "sigmoid, delay": replace(system(schedules.STUDY, "16 learners"), strategy=DELAY),
+    "fixed ring": system(rings.STUDY, "fixed ring"),
+    "delay": system(rings.STUDY, "delay-by-one"),
+    "slow": replace(system(rings.STUDY, "randomised ring"), slow=10.0),
+    "large": rings.Largest("SyncSGD()").cell(2, 0.1),
+    "nodes": system(hierarchy.STUDY, hierarchy.NODES),
+    "flat": system(hierarchy.STUDY, hierarchy.FLAT),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_train(name: str, material: StudyMaterial) -> None:
+    row = trained(small(CELLS[name], decoded=name == "nodes"), material)
+    assert row["ended"] is None
+    assert 0 < row["heldout"]["loss"] < UNTRAINED
+    assert not diverged(row) or row["prior"] is not None  # a few steps do not beat the frequencies of the classes
+    assert row["turns"] >= 1
+    assert (row["errors"] is not None) == (name == "nodes")
+    assert row["cell"]["strategy"] == CELLS[name].strategy
+
+
+def test_equal_cells_have_equal_figures(material: StudyMaterial, tmp_path: Path) -> None:
+    other = StudyMaterial(material.corpora, tmp_path)
+    first, again = (trained(small(CELLS["slow"]), each) for each in (material, other))
+    for name in ("heldout", "seconds", "waiting_share", "staleness", "curve", "consensus_distance"):
+        assert json.loads(json.dumps(first[name])) == json.loads(json.dumps(again[name]))
+
+
+def test_rows_are_made_for_their_cells(material: StudyMaterial, tmp_path: Path) -> None:
+    cells = [small(CELLS[name], seed=7) for name in ("one learner", "delay")]
+    made: dict[StudyCell, str] = {}
+    for each, row in make(lambda: [left for left in cells if left not in made], material, 1):
+        made[each] = row["digest"]
+    assert made == {each: each.digest for each in cells}
+
+
+def test_a_study_is_made_stage_by_stage_and_goes_on_where_it_stopped(
+    material: StudyMaterial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[StudyCell] = []
+
+    def counted(missing: Any, *others: Any) -> Iterator[tuple[StudyCell, Row]]:
+        for each, row in make(missing, *others):
+            made.append(each)
+            yield each, row
+
+    monkeypatch.setattr(papers, "make", counted)
+    first, second = small(CELLS["one learner"]), small(CELLS["delay"])
+
+    def best(go: Go) -> list[Row]:
+        rates = (0.01, 0.001)
+        found = {rate: loss(go(replace(first, rate=rate))) for rate in rates}
+        return [go(replace(second, rate=min(rates, key=lambda rate: found[rate])))]
+
+    claim = Claim("told", "", "", ("many",), lambda groups: Outcome(f"{loss(groups['many'][0]):.3f}", "agrees"))
+    study = Study("tiny", "them", "a paper", "runs", {"many": best}, (claim,), "cui2021")
+    rows, told = Rows(tmp_path / "rows.jsonl"), StringIO()
+    console = Console(file=told, width=200)
+    rows.append(trained(replace(first, rate=0.001), material))  # an earlier launch stopped here
+    papers.run_missing(console, [study], material, rows, 1)
+    assert [each.learners for each in made] == [1, 8]
+    assert made[0].rate == 0.01
+    for each in made:
+        assert f"{each.told}: about 0 min" in told.getvalue()
+    papers.run_missing(console, [study], material, rows, 1)
+    assert len(made) == 2
+    assert len(rows.read()) == 3
+
+
+def test_gradients_together_make_the_same_run_but_for_rounding(
+    material: StudyMaterial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = small(CELLS["delay"], seed=9)
+    alone = trained(each, material)
+    monkeypatch.setattr(run, "gradients_and_device", lambda *_: (DeviceGradients("cpu"), "cpu"))
+    together = trained(each, material)
+    assert together["heldout"]["loss"] == pytest.approx(alone["heldout"]["loss"], rel=1e-4)
+    assert together["seconds"] == alone["seconds"]
+
+
+def test_gradients_of_an_lstm_with_natural_gradient_stay_on_the_host(material: StudyMaterial) -> None:
+    stacked, sigmoid = small(CELLS["delay"]), small(CELLS["sigmoid"])
+    experiment = stacked.experiment(material.task(stacked))
+    assert run.gradients_and_device(experiment, stacked, "cpu") == (None, "cpu")
+    together, device = run.gradients_and_device(experiment, stacked, "cuda")
+    assert isinstance(together, DeviceGradients)
+    assert device == "cuda"
+    assert run.gradients_and_device(replace(experiment, optimizer=NaturalGradientSGD(1.0)), stacked, "cuda") == (
+        None,
+        "cpu",
+    )
+    assert run.gradients_and_device(sigmoid.experiment(material.task(sigmoid)), sigmoid, "cuda") == (None, "cuda")
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert papers.checked_device("cpu") == "cpu"
+    with pytest.raises(SettingError, match="--device cuda: this host has no such device"):
+        papers.checked_device("cuda")
+
+
+def test_rows_of_another_build_of_the_data_are_made_again_and_not_compared(
+    material: StudyMaterial, tmp_path: Path
+) -> None:
+    """States depend on the machine that made them; a claim is judged on rows of the newest build."""
+    first, second = small(CELLS["one learner"], seed=11), small(CELLS["delay"], seed=11)
+    claim = Claim("told", "", "", ("one", "many"), lambda _: Outcome("", "agrees"))
+    groups = {"one": lambda go: [go(first)], "many": lambda go: [go(second)]}
+    study = Study("tiny", "them", "a paper", "runs", groups, (claim,), "cui2021")
+    rows, console = Rows(tmp_path / "rows.jsonl"), Console(quiet=True)
+    here = build_of(material.network_task("blstm"))
+    one, many = trained(first, material), trained(second, material)
+    assert one["build"] == many["build"] == here
+    rows.append({**one, "build": "elsewhere"})
+    rows.append(many)
+    assert judged(study, claim, Finder(of_builds(known_rows(rows), {"blstm": here}))) is None
+    papers.run_missing(console, [study], material, rows, 1)
+    assert [row["build"] for row in rows.read().values()] == [here, here]
+    whole = judged(study, claim, Finder(on_newest_builds(known_rows(rows))))
+    assert whole is not None
+    assert whole.verdict == "agrees"
