@@ -20,8 +20,9 @@ from typing import Any, TextIO
 from murmur.core.errors import not_written
 from murmur.core.group import Group
 from murmur.core.plain_files import UNREADABLE, open_plain, plain_file
+from murmur.core.recent_rate import RecentRate
 from murmur.core.source import Progress
-from murmur.core.trace import COMMUNICATING, COMPUTE, DATA, EVALUATION, WAITING, RecentRate, Span
+from murmur.core.trace import COMMUNICATING, COMPUTE, DATA, EVALUATION, WAITING, Span
 from murmur.core.whole_files import FinishedLines, write_whole
 from murmur.core.world import Seat
 from murmur.engine.counters import Counters

@@ -20,7 +20,7 @@ from rich.text import Text
 from murmur.core.counted import counted
 from murmur.core.plain_files import UNREADABLE, plain_file, read_plain
 from murmur.core.printable import printable
-from murmur.core.trace import RecentRate
+from murmur.core.recent_rate import RecentRate
 from murmur.report.about import strategy_of
 from murmur.report.drawn import short
 from murmur.report.records import WORDS, Records, is_number
