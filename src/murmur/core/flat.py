@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from murmur.core.spare_vectors import SpareVectors
 from murmur.core.torch_private import foreach_add_, foreach_copy_, unflatten
 
 
@@ -55,6 +56,7 @@ class Layout:
         if self.tensors and not any(t.is_floating_point() or t.is_complex() for t in self.tensors):
             self.dtype = torch.int64
         self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
+        self._spare = SpareVectors(self.numel, self.dtype) if self.device.type == "cpu" else None
 
     @classmethod
     def trainable(cls, model: nn.Module) -> Layout:
@@ -96,6 +98,8 @@ class Layout:
     def empty(self) -> Tensor:
         """Return an uninitialised vector (P,), which may be changed outside of inference mode too."""
         with ordinary_tensors():
+            if self._spare is not None:
+                return self._spare.take()
             return torch.empty(self.numel, dtype=self.dtype, device=self.device)
 
     def check(self, flat: Tensor) -> None:

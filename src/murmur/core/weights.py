@@ -54,7 +54,7 @@ class Weights:
         with self.section():
             if self._ahead is None:
                 return self.layout.gather(out)
-            return self._ahead.clone() if out is None else out.copy_(self._ahead)
+            return (self.layout.empty() if out is None else out).copy_(self._ahead)
 
     def set_(self, w: Tensor) -> None:
         """w_i <- w. For synchronous results only: changes since the snapshot was taken are lost."""

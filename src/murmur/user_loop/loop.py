@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from murmur.core.flat import Layout
@@ -290,6 +291,12 @@ class JoinedGroup(GroupAround):
             return None
         mine = next(p for p in parts if self.rank in p)
         return JoinedGroup(part, self.loops, [self.members[r] for r in mine])
+
+    def room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        return self.inner.room(numel, dtype)
+
+    def keep(self, mean: Tensor) -> Callable[[], Tensor]:
+        return self.inner.keep(mean)
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         return self.loops.leaves(self.inner.start_sum(x))
