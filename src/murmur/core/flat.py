@@ -35,6 +35,23 @@ def ordinary_tensors() -> Iterator[None]:
         yield
 
 
+PIECE_NUMEL = 1 << 17  # elements of a difference, few enough for the processor's cache
+
+
+def pull(flats: Sequence[Tensor], theirs: Tensor, mine: Tensor, alpha: float) -> None:
+    """x <- x + alpha (theirs - mine), where vectors `flats` are consecutive parts of x; piece by piece.
+
+    The bits are those of a difference that is computed as a whole.
+    """
+    room = theirs.new_empty(min(PIECE_NUMEL, theirs.numel()))
+    at = 0
+    for flat in flats:
+        for part in flat.split(PIECE_NUMEL):
+            here = slice(at, at + part.numel())
+            part.add_(torch.sub(theirs[here], mine[here], out=room[: part.numel()]), alpha=alpha)
+            at = here.stop
+
+
 class Layout:
     """Positions of a list of tensors in one flat vector.
 
@@ -130,6 +147,19 @@ class Layout:
     def alike(self) -> bool:
         """True if all tensors have the vector's type: adding in place then rounds as adding to the vector does."""
         return all(t.dtype == self.dtype for t in self.tensors)
+
+    @property
+    def pulls(self) -> bool:
+        """True if `pull_` needs no vector for the difference."""
+        return self.device.type == "cpu" and self.alike and all(t.is_contiguous() for t in self.tensors)
+
+    def pull_(self, theirs: Tensor, mine: Tensor, alpha: float) -> None:
+        """Add alpha (theirs - mine) to the tensors, in place; the vectors have the shape (P,)."""
+        if self.pulls:
+            with torch.no_grad():
+                pull([t.detach().view(-1) for t in self.tensors], theirs, mine, alpha)
+        else:
+            self.add_(theirs - mine, alpha)
 
     def add_(self, flat: Tensor, alpha: float = 1.0) -> None:
         """Add alpha times a vector (P,) to the tensors, in place."""

@@ -217,6 +217,13 @@ class Group(ABC):
         averaging behind a backward pass; strategies use `mean`.
         """
 
+    def post_room(self, numel: int, dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002 - few worlds share memory
+        """Return memory for a vector that is posted and not changed afterwards, which is then not copied; None: no such.
+
+        Its receivers only read it.
+        """
+        return None
+
     def room(self, numel: int, dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002 - few worlds share memory
         """Return memory for this member's vector of the next mean, which then copies no vector; None: there is none.
 

@@ -14,7 +14,7 @@ from threading import RLock
 from torch import Tensor
 
 from murmur.accelerator.device import kernels_in_order
-from murmur.core.flat import Layout
+from murmur.core.flat import Layout, pull
 
 
 class Weights:
@@ -31,6 +31,7 @@ class Weights:
         self._lock = RLock()
         self._held = 0
         self._ahead: Tensor | None = None  # the live weights while the model is held at older ones
+        self._pull: tuple[Tensor, Tensor, float] | None = None  # a change of held weights that is still to be made
         self._kernels = kernels_in_order(layout.device)
 
     @contextmanager
@@ -40,20 +41,30 @@ class Weights:
             yield
 
     def _settle(self) -> None:
-        if self._ahead is not None and not self._held:
+        if self._held:
+            return
+        if self._pull is not None:
+            self.layout.pull_(*self._pull)
+            self._pull = None
+        if self._ahead is not None:
             self.layout.scatter(self._ahead)
             self._ahead = None
 
     def _writable(self) -> Tensor:
         if self._ahead is None:
-            self._ahead = self.layout.gather()
+            self._ahead, self._pull = self._with_pull(self.layout.gather()), None
         return self._ahead
+
+    def _with_pull(self, w: Tensor) -> Tensor:
+        if self._pull is not None:
+            pull([w], *self._pull)
+        return w
 
     def snapshot(self, out: Tensor | None = None) -> Tensor:
         """Return a copy of w_i, shape (P,), in `out` if it is given."""
         with self.section():
             if self._ahead is None:
-                return self.layout.gather(out)
+                return self._with_pull(self.layout.gather(out))
             return (self.layout.empty() if out is None else out).copy_(self._ahead)
 
     def set_(self, w: Tensor) -> None:
@@ -64,7 +75,7 @@ class Weights:
             if self._held:
                 self._writable().copy_(w)
             else:
-                self._ahead = None
+                self._ahead = self._pull = None
                 self.layout.scatter(w)
 
     def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
@@ -76,7 +87,26 @@ class Weights:
                 self._writable().add_(delta, alpha=alpha)
                 self._settle()
             else:
+                self._settle()
                 self.layout.add_(delta, alpha)
+
+    def pull_(self, theirs: Tensor, mine: Tensor, alpha: float) -> None:
+        """w_i <- w_i + alpha (theirs - mine). While the model is held, one such change waits for the end of that.
+
+        The two vectors must not be changed afterwards.
+        """
+        self.layout.check(theirs)
+        self.layout.check(mine)
+        with self.section():
+            self.version += 1
+            if self._ahead is None and self._pull is None and self._held and self.layout.pulls:
+                self._pull = theirs, mine, alpha
+            elif self._held or self._ahead is not None or not self.layout.alike:
+                pull([self._writable()], theirs, mine, alpha)
+                self._settle()
+            else:
+                self._settle()
+                self.layout.pull_(theirs, mine, alpha)
 
     @contextmanager
     def held(self) -> Iterator[int]:
@@ -106,7 +136,7 @@ class Weights:
 
     def _lend(self, w: Tensor) -> tuple[bool, Tensor]:
         with self.section():
-            beside, own = self._ahead is not None, self.layout.gather()
+            beside, own = self._ahead is not None or self._pull is not None, self.layout.gather()
             self._writable()
             self.layout.scatter(w)
         return beside, own

@@ -292,6 +292,9 @@ class JoinedGroup(GroupAround):
         mine = next(p for p in parts if self.rank in p)
         return JoinedGroup(part, self.loops, [self.members[r] for r in mine])
 
+    def post_room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        return self.inner.post_room(numel, dtype)
+
     def room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
         return self.inner.room(numel, dtype)
 

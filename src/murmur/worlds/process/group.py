@@ -116,6 +116,7 @@ class TorchGroup(Group):
         self.backend: Backend = backend_of(devices, hosts, dist.is_nccl_available())
         self._connections: GlooSockets | None = None
         self._on_one_host = len(set(hosts)) == 1 and all(device == "cpu" for device in devices)
+        self._has_neighbour = self.size > 1 and all(d == "cpu" for d in devices) and hosts.count(hosts[self.rank]) > 1
         self._shared: dict[str, SharedVectors | None] = {}
         self._means = RecurringMeans(self._sum_of) if self._on_one_host and self.size > 1 else None
         self._ready: tuple[Tensor, SharedSum] | None = None  # vector of the mean under way, and its sum
@@ -317,6 +318,9 @@ class TorchGroup(Group):
             return there.to(x.device)
 
         return Pending(finish)
+
+    def post_room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        return self.wiring.mail.room(numel, dtype) if self._has_neighbour else None
 
     def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         self.wiring.mail.post(x, self._learner(to), f"{self.name} {tag}", header)
