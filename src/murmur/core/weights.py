@@ -2,13 +2,13 @@
 
 A gradient must be taken at *one* point phi, whatever averaging does meanwhile. While a gradient is being computed, the
 model therefore keeps the weights it began with, and changes go to a copy beside it (copy on write). `step` and the next
-gradient begin by moving that copy into the model. Without a second activity nothing is ever copied.
+gradient begin by moving that copy into the model. A single exchange with a neighbour makes no copy: it waits until then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 
 from torch import Tensor
@@ -34,9 +34,12 @@ class Weights:
         self._pull: tuple[Tensor, Tensor, float] | None = None  # a change of held weights that is still to be made
         self._kernels = kernels_in_order(layout.device)
 
-    @contextmanager
-    def section(self) -> Iterator[None]:
+    def section(self) -> AbstractContextManager[object]:
         """One critical section; methods of this object may be called inside."""
+        return self._lock if isinstance(self._kernels, nullcontext) else self._with_kernels()
+
+    @contextmanager
+    def _with_kernels(self) -> Iterator[None]:
         with self._lock, self._kernels:
             yield
 

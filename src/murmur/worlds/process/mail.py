@@ -60,6 +60,7 @@ PAUSE_SECONDS = 0.02  # between a broken connection and the next one
 OPENING, WANTED = struct.Struct("<QQ"), struct.Struct("<QQ")
 LOOK_SECONDS = 0.25  # longest delay before a broken connection is noticed while messages are kept
 IDLE_SECONDS = 1.0  # the same while none are kept
+SHORT_BYTES = 1 << 12  # of a message that is sent by the thread that posts it
 LAST_SECONDS = 5.0  # for the last confirmations
 SILENT_SECONDS = 15  # without a confirmation, after which a connection counts as broken
 STREAMS = 4  # number of streams of one sender that a receiver remembers
@@ -315,9 +316,16 @@ class LentLetter(Letter):
 
 
 class Outbox:
-    """Unconfirmed messages to one learner. Any thread may put; one thread sends."""
+    """Unconfirmed messages to one learner. Any thread may put.
+
+    One thread sends. A short message that finds nothing before it is sent by the thread that puts it, which saves the
+    time until another one runs.
+    """
 
     def __init__(self) -> None:
+        self._order = Lock()  # held for moments only
+        self._queued = 0  # messages put for the sending thread, until they are sent
+        self._line: socket.socket | None = None  # open, with all earlier messages sent
         self._new: SimpleQueue[Letter | None] = SimpleQueue()
         self._kept: deque[Letter] = deque()
         self._mapped = 0  # token of this learner's memory, if the receiver has mapped it
@@ -327,7 +335,28 @@ class Outbox:
         self._partial = b""
 
     def put(self, message: Letter | None) -> None:
-        self._new.put(message)
+        with self._order:
+            if message is None or self._queued or self._line is None or not self._send_short(message, self._line):
+                self._queued += 1
+                self._new.put(message)
+
+    def _send_short(self, message: Letter, line: socket.socket) -> bool:
+        """Send a message; return False if it is long, or would have to wait."""
+        head, payload = message.frame(self._mapped)
+        poll = select.poll()
+        poll.register(line, select.POLLOUT)
+        if len(head) + len(payload) > SHORT_BYTES or not poll.poll(0):
+            return False
+        self._kept.append(message)  # before it can be confirmed
+        try:
+            sent = line.send(head + payload)
+        except OSError:
+            sent = 0
+        if sent < len(head) + len(payload):
+            self._line = None
+            with contextlib.suppress(OSError):  # it has already broken
+                line.shutdown(socket.SHUT_RDWR)  # the kept messages are sent again over the next connection
+        return True
 
     def carry(self, line: socket.socket) -> None:
         """Send kept and new messages over a new connection, until all are confirmed and no more come.
@@ -335,6 +364,13 @@ class Outbox:
         Raises:
             OSError, EOFError, ValueError: The connection has broken.
         """
+        try:
+            self._carry(line)
+        finally:
+            with self._order:
+                self._line = None
+
+    def _carry(self, line: socket.socket) -> None:
         watch(line)
         self._partial = b""
         line.sendall(OPENING.pack(self._name, self.confirmed))
@@ -342,6 +378,8 @@ class Outbox:
         for message in list(self._kept):
             send_frame(line, *message.frame(self._mapped))
             self._receive(line, 0.0)
+        with self._order:
+            self._line = line
         while not self._ended:
             try:
                 new = self._new.get(timeout=LOOK_SECONDS if self._kept else IDLE_SECONDS)
@@ -352,7 +390,14 @@ class Outbox:
                 self._ended = True
                 break
             self._kept.append(new)
-            send_frame(line, *new.frame(self._mapped))
+            sent = False
+            try:
+                send_frame(line, *new.frame(self._mapped))
+                sent = True
+            finally:
+                with self._order:
+                    self._queued -= 1
+                    self._line = line if sent else None  # nothing may follow a part of a frame
             self._receive(line, 0.0)
         deadline = awake_seconds() + LAST_SECONDS
         while self._kept and awake_seconds() < deadline:
