@@ -38,17 +38,19 @@ def ordinary_tensors() -> Iterator[None]:
 PIECE_NUMEL = 1 << 17  # elements of a difference, few enough for the processor's cache
 
 
-def pull(flats: Sequence[Tensor], theirs: Tensor, mine: Tensor, alpha: float) -> None:
+def pull(flats: Sequence[Tensor], theirs: Tensor, mine: Tensor | None, alpha: float) -> None:
     """x <- x + alpha (theirs - mine), where vectors `flats` are consecutive parts of x; piece by piece.
 
-    The bits are those of a difference that is computed as a whole.
+    The bits are those of a difference that is computed as a whole. `mine` is None if it is equal to x.
     """
-    room = theirs.new_empty(min(PIECE_NUMEL, theirs.numel()))
+    most = PIECE_NUMEL if theirs.device.type == "cpu" else theirs.numel()
+    room = theirs.new_empty(min(most, theirs.numel()))
     at = 0
     for flat in flats:
-        for part in flat.split(PIECE_NUMEL):
+        for part in flat.split(most):
             here = slice(at, at + part.numel())
-            part.add_(torch.sub(theirs[here], mine[here], out=room[: part.numel()]), alpha=alpha)
+            own = part if mine is None else mine[here]
+            part.add_(torch.sub(theirs[here], own, out=room[: part.numel()]), alpha=alpha)
             at = here.stop
 
 
@@ -150,16 +152,16 @@ class Layout:
 
     @property
     def pulls(self) -> bool:
-        """True if `pull_` needs no vector for the difference."""
+        """True if `pull_` works: the tensors are like parts of a vector, on the CPU."""
         return self.device.type == "cpu" and self.alike and all(t.is_contiguous() for t in self.tensors)
 
-    def pull_(self, theirs: Tensor, mine: Tensor, alpha: float) -> None:
-        """Add alpha (theirs - mine) to the tensors, in place; the vectors have the shape (P,)."""
-        if self.pulls:
-            with torch.no_grad():
-                pull([t.detach().view(-1) for t in self.tensors], theirs, mine, alpha)
-        else:
-            self.add_(theirs - mine, alpha)
+    def pull_(self, theirs: Tensor, mine: Tensor | None, alpha: float) -> None:
+        """Add alpha (theirs - mine) to the tensors, in place; the vectors have the shape (P,), and None is the tensors.
+
+        Only where `pulls` is true.
+        """
+        with torch.no_grad():
+            pull([t.detach().view(-1) for t in self.tensors], theirs, mine, alpha)
 
     def add_(self, flat: Tensor, alpha: float = 1.0) -> None:
         """Add alpha times a vector (P,) to the tensors, in place."""

@@ -113,7 +113,8 @@ class PairwiseAverager:
         servers: Ranks that take no gradients.
         shown: Returns what evaluations and late learners get from this learner: its weights (P,) or their part, and
             moments if they are exchanged.
-        pace_seconds: Median of this learner's latest gradient times, the duration of a round; 0 before the first.
+        pace_seconds: Median time of this learner's latest gradients with their steps, the duration of a round; 0 before
+            the first.
         exchanged: Vector that neighbours exchange; a strategy may put another one in place of the weights.
         behind: True from a late start until this learner has taken over the weights of another one. Until then it has
             nothing to give: it answers an exchange with the sender's own snapshot.
@@ -186,7 +187,7 @@ class PairwiseAverager:
         return min(POLL_SECONDS, max(self.pace_seconds / 4, 1e-3)) if self._took else POLL_SECONDS
 
     def note_gradient_seconds(self, seconds: float) -> None:
-        """Record the duration of a gradient; the first one starts the rounds."""
+        """Record the duration of a gradient and of the step before it; the first one starts the rounds."""
         self._took.append(seconds)
         self.pace_seconds = statistics.median(self._took)
         if len(self._took) == 1:

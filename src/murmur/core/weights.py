@@ -31,7 +31,8 @@ class Weights:
         self._lock = RLock()
         self._held = 0
         self._ahead: Tensor | None = None  # the live weights while the model is held at older ones
-        self._pull: tuple[Tensor, Tensor, float] | None = None  # a change of held weights that is still to be made
+        self._pull: tuple[Tensor, Tensor | None, float] | None = None  # change of held weights that is still to be made
+        self._shot = (0, -1)  # address of the latest snapshot, and version of the weights that are equal to it
         self._kernels = kernels_in_order(layout.device)
 
     def section(self) -> AbstractContextManager[object]:
@@ -67,8 +68,11 @@ class Weights:
         """Return a copy of w_i, shape (P,), in `out` if it is given."""
         with self.section():
             if self._ahead is None:
-                return self._with_pull(self.layout.gather(out))
-            return (self.layout.empty() if out is None else out).copy_(self._ahead)
+                w = self._with_pull(self.layout.gather(out))
+            else:
+                w = (self.layout.empty() if out is None else out).copy_(self._ahead)
+            self._shot = w.data_ptr(), self.version
+            return w
 
     def set_(self, w: Tensor) -> None:
         """w_i <- w. For synchronous results only: changes since the snapshot was taken are lost."""
@@ -101,15 +105,13 @@ class Weights:
         self.layout.check(theirs)
         self.layout.check(mine)
         with self.section():
+            own = None if self._shot == (mine.data_ptr(), self.version) else mine
             self.version += 1
-            if self._ahead is None and self._pull is None and self._held and self.layout.pulls:
-                self._pull = theirs, mine, alpha
-            elif self._held or self._ahead is not None or not self.layout.alike:
-                pull([self._writable()], theirs, mine, alpha)
-                self._settle()
+            if self._ahead is None and self._pull is None and self.layout.pulls:
+                self._pull = theirs, own, alpha
             else:
-                self._settle()
-                self.layout.pull_(theirs, mine, alpha)
+                pull([self._writable()], theirs, own, alpha)
+            self._settle()
 
     @contextmanager
     def held(self) -> Iterator[int]:

@@ -377,6 +377,7 @@ class Outbox:
         self._confirm(*WANTED.unpack(exactly(line, WANTED.size)))
         for message in list(self._kept):
             send_frame(line, *message.frame(self._mapped))
+            del message  # its vector may lie in a slot, which is used again once it is confirmed
             self._receive(line, 0.0)
         with self._order:
             self._line = line
@@ -398,6 +399,7 @@ class Outbox:
                 with self._order:
                     self._queued -= 1
                     self._line = line if sent else None  # nothing may follow a part of a frame
+            del new
             self._receive(line, 0.0)
         deadline = awake_seconds() + LAST_SECONDS
         while self._kept and awake_seconds() < deadline:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class SharedVectors:
 
     def __init__(self, descriptor: int, numel: int, dtype: torch.dtype) -> None:
         self.descriptor = descriptor
+        self._close = finalize(self, os.close, descriptor)  # vectors of a length that comes only once
         memory = mmap.mmap(descriptor, SLOTS * numel * dtype.itemsize)
         self.slots: Sequence[Tensor] = torch.frombuffer(memory, dtype=dtype).view(SLOTS, numel).unbind()
 
@@ -54,20 +56,17 @@ class SharedVectors:
             own = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
         except OSError:
             return None
-        try:
-            found = os.fstat(own).st_size == SLOTS * numel * dtype.itemsize
-            vectors = cls(own, numel, dtype) if found else None
-        finally:
+        if os.fstat(own).st_size != SLOTS * numel * dtype.itemsize:
             os.close(own)
-        if vectors is not None:
-            vectors.descriptor = -1
+            return None
+        vectors = cls(own, numel, dtype)
+        vectors.close()
         return vectors
 
     def close(self) -> None:
         """Close the descriptor; the memory stays mapped."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._close()
+        self.descriptor = -1
 
 
 def network_of_host() -> int:
@@ -167,8 +166,8 @@ LEAST_NUMEL = 4096
 class RecurringMeans:
     """Shared memory for means of vectors that recur, agreed on by numbers that the members of a mean share anyway.
 
-    The second vector of a length and type offers memory, the third one tells if it could be opened, and from the fourth
-    one on it is used. The numbers have the same length at all times, so that members whose vectors differ find it out.
+    The first vector of a length and type offers memory, the second one tells if it could be opened, and from the third
+    one on it is used: the system gives out no page of it before. The numbers have the same length at all times, so that members whose vectors differ find it out.
     """
 
     def __init__(self, made: Callable[[list[SharedVectors]], SharedSum]) -> None:
@@ -186,7 +185,7 @@ class RecurringMeans:
             slot = found.sum.next()
             if x.data_ptr() != slot.data_ptr():  # it may have been made there (`room`)
                 slot.copy_(x)
-        elif found.uses == 2:
+        elif found.uses == 1:
             found.own = SharedVectors.make(x.numel(), x.dtype)
         descriptor = -1.0 if found.own is None else found.own.descriptor
         return (os.getpid(), descriptor, self._network, float(found.opened is not None))
