@@ -47,7 +47,8 @@ def pull(flats: Sequence[Tensor], theirs: Tensor, mine: Tensor | None, alpha: fl
     room = theirs.new_empty(min(most, theirs.numel()))
     at = 0
     for flat in flats:
-        for part in flat.split(most):
+        for start in range(0, flat.numel(), most):
+            part = flat[start : start + most]
             here = slice(at, at + part.numel())
             own = part if mine is None else mine[here]
             part.add_(torch.sub(theirs[here], own, out=room[: part.numel()]), alpha=alpha)

@@ -218,7 +218,7 @@ class Group(ABC):
         """
 
     def post_room(self, numel: int, dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002 - few worlds share memory
-        """Return memory for a vector that is posted and not changed afterwards, which is then not copied; None: no such.
+        """Return memory for a vector that is posted and not changed afterwards, which is then not copied; or None.
 
         Its receivers only read it.
         """
@@ -232,7 +232,7 @@ class Group(ABC):
         return None
 
     def keep(self, mean: Tensor) -> Callable[[], Tensor]:
-        """Return a function that gives the vector of the mean just ended, until the next one, whatever becomes of it."""
+        """Return a function that gives the mean just ended once more, until the next one, whatever becomes of it."""
         kept = mean.clone()
         return lambda: kept
 

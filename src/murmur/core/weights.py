@@ -2,7 +2,7 @@
 
 A gradient must be taken at *one* point phi, whatever averaging does meanwhile. While a gradient is being computed, the
 model therefore keeps the weights it began with, and changes go to a copy beside it (copy on write). `step` and the next
-gradient begin by moving that copy into the model. A single exchange with a neighbour makes no copy: it waits until then.
+gradient begin by moving that copy into the model. One exchange with a neighbour needs no copy: it waits until then.
 """
 
 from __future__ import annotations

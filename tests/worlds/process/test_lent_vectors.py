@@ -1,4 +1,4 @@
-"""Vectors that travel through memory which learners of one host share: their bits, lost peers, and memory out of sight."""
+"""Vectors in memory that learners of one host share: their bits, lost peers, and memory out of sight."""
 
 from __future__ import annotations
 
@@ -264,7 +264,9 @@ def test_an_owner_killed_before_its_message_leaves_whole_vectors() -> None:
         reader.post(torch.zeros(1), 0, "mapped")
     assert owner.wait(60) == -signal.SIGKILL
     assert reader._borrowers[0].token != 0
-    assert reader._borrowers[0]._area[: lent_vectors.PAGE].view("int64")[1] == 0  # the second one is lent, and not given back
+    assert (
+        reader._borrowers[0]._area[: lent_vectors.PAGE].view("int64")[1] == 0
+    )  # the second one is lent, and not given back
     assert [torch.equal(message.x, vector(seed)) for seed, message in enumerate(found)] == [True, True]
     reader.lose(0, PeerLost("learner 0 is lost", 0))
     with pytest.raises(PeerLost):
@@ -273,13 +275,16 @@ def test_an_owner_killed_before_its_message_leaves_whole_vectors() -> None:
     server.close()
 
 
-READER = OWNER.partition("own.post")[0].replace('""), 0,', '""), 1,') + """
+READER = (
+    OWNER.partition("own.post")[0].replace('""), 0,', '""), 1,')
+    + """
 first = own.box.take(0, "a", 30.0, lambda: TimeoutError("nothing came"))
 own.post(torch.zeros(1), 0, "mapped")
 second = own.box.take(0, "a", 30.0, lambda: TimeoutError("nothing came"))
 assert torch.equal(second.x, vector(1))
 os.kill(os.getpid(), signal.SIGKILL)
 """
+)
 
 
 def test_a_reader_killed_before_it_gives_back_blocks_no_vector() -> None:

@@ -19,6 +19,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from murmur.core.group import PeerLost

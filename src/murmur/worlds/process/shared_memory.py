@@ -167,7 +167,8 @@ class RecurringMeans:
     """Shared memory for means of vectors that recur, agreed on by numbers that the members of a mean share anyway.
 
     The first vector of a length and type offers memory, the second one tells if it could be opened, and from the third
-    one on it is used: the system gives out no page of it before. The numbers have the same length at all times, so that members whose vectors differ find it out.
+    one on it is used: the system gives out no page of it before. The numbers have the same length at all times, so that
+    members whose vectors differ find it out.
     """
 
     def __init__(self, made: Callable[[list[SharedVectors]], SharedSum]) -> None:
