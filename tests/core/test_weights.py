@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from threading import Thread
 
 import pytest
 import torch
 from torch import nn
 
-from murmur.core.flat import Layout
+from murmur.core.flat import PIECE_NUMEL, Layout
 from murmur.core.weights import Weights
 
 
@@ -41,6 +42,64 @@ def test_set_replaces_what_is_ahead() -> None:
         weights.set_(torch.tensor([7.0]))
     with weights.held():
         assert model.weight.item() == 7.0
+
+
+def many(seed: int) -> torch.Tensor:
+    return torch.randn(2 * PIECE_NUMEL + 50, generator=torch.Generator().manual_seed(seed))
+
+
+class Uneven(nn.Module):
+    """Tensors that end in the middle of pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = many(0).split([7, PIECE_NUMEL + 3, 1, PIECE_NUMEL + 39])
+        self.parts = nn.ParameterList([nn.Parameter(part.clone()) for part in parts])
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_pull_has_the_bits_of_a_difference(held: bool, own: bool) -> None:
+    """With a snapshot of the same weights, and with another vector; now, and when the model may change again."""
+    model = Uneven()
+    weights, theirs = Weights(Layout.trainable(model)), many(1)
+    mine = weights.snapshot() if own else many(2)
+    wanted = many(0).add_(theirs - mine, alpha=0.3)
+    with weights.held() if held else nullcontext():
+        weights.pull_(theirs, mine, 0.3)
+        assert torch.equal(weights.layout.gather(), many(0)) == held
+        assert torch.equal(weights.snapshot(), wanted)
+    weights.step(lambda: None)
+    assert torch.equal(weights.layout.gather(), wanted)
+
+
+def test_changes_of_held_weights_land_in_their_order() -> None:
+    model, weights = make([1.0, 2.0])
+    with weights.held():
+        mine = weights.snapshot()
+        weights.pull_(torch.tensor([3.0, 0.0]), mine, 0.5)  # waits
+        weights.pull_(torch.tensor([0.0, 10.0]), mine, 0.5)  # not of the present weights any more
+        assert model.weight.tolist() == [[1.0, 2.0]]
+        assert weights.snapshot().tolist() == [1.5, 5.0]
+        weights.add_(torch.tensor([1.0, 1.0]))
+    assert weights.snapshot().tolist() == [2.5, 6.0]
+    with weights.held():
+        assert model.weight.tolist() == [[2.5, 6.0]]
+        weights.pull_(torch.tensor([4.0, 6.0]), weights.snapshot(), 1.0)
+        weights.set_(torch.tensor([7.0, 7.0]))  # what was before is lost
+    with weights.held():
+        assert model.weight.tolist() == [[7.0, 7.0]]
+
+
+def test_weights_that_are_lent_keep_a_change_that_waits() -> None:
+    model, weights = make([1.0])
+    with weights.held():
+        weights.pull_(torch.tensor([3.0]), weights.snapshot(), 0.5)
+        with weights.lent(torch.tensor([9.0])):
+            assert model.weight.item() == 9.0
+        assert model.weight.item() == 1.0
+    with weights.held():
+        assert model.weight.item() == 2.0
 
 
 def test_version_counts_changes() -> None:

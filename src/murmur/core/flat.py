@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from murmur.core.spare_vectors import SpareVectors
 from murmur.core.torch_private import foreach_add_, foreach_copy_, unflatten
 
 
@@ -32,6 +33,26 @@ def ordinary_tensors() -> Iterator[None]:
         return
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+PIECE_NUMEL = 1 << 17  # elements of a difference, few enough for the processor's cache
+
+
+def pull(flats: Sequence[Tensor], theirs: Tensor, mine: Tensor | None, alpha: float) -> None:
+    """x <- x + alpha (theirs - mine), where vectors `flats` are consecutive parts of x; piece by piece.
+
+    The bits are those of a difference that is computed as a whole. `mine` is None if it is equal to x.
+    """
+    most = PIECE_NUMEL if theirs.device.type == "cpu" else theirs.numel()
+    room = theirs.new_empty(min(most, theirs.numel()))
+    at = 0
+    for flat in flats:
+        for start in range(0, flat.numel(), most):
+            part = flat[start : start + most]
+            here = slice(at, at + part.numel())
+            own = part if mine is None else mine[here]
+            part.add_(torch.sub(theirs[here], own, out=room[: part.numel()]), alpha=alpha)
+            at = here.stop
 
 
 class Layout:
@@ -55,6 +76,7 @@ class Layout:
         if self.tensors and not any(t.is_floating_point() or t.is_complex() for t in self.tensors):
             self.dtype = torch.int64
         self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
+        self._spare = SpareVectors(self.numel, self.dtype) if self.device.type == "cpu" else None
 
     @classmethod
     def trainable(cls, model: nn.Module) -> Layout:
@@ -96,6 +118,8 @@ class Layout:
     def empty(self) -> Tensor:
         """Return an uninitialised vector (P,), which may be changed outside of inference mode too."""
         with ordinary_tensors():
+            if self._spare is not None:
+                return self._spare.take()
             return torch.empty(self.numel, dtype=self.dtype, device=self.device)
 
     def check(self, flat: Tensor) -> None:
@@ -126,6 +150,19 @@ class Layout:
     def alike(self) -> bool:
         """True if all tensors have the vector's type: adding in place then rounds as adding to the vector does."""
         return all(t.dtype == self.dtype for t in self.tensors)
+
+    @property
+    def pulls(self) -> bool:
+        """True if `pull_` works: the tensors are like parts of a vector, on the CPU."""
+        return self.device.type == "cpu" and self.alike and all(t.is_contiguous() for t in self.tensors)
+
+    def pull_(self, theirs: Tensor, mine: Tensor | None, alpha: float) -> None:
+        """Add alpha (theirs - mine) to the tensors, in place; the vectors have the shape (P,), and None is the tensors.
+
+        Only where `pulls` is true.
+        """
+        with torch.no_grad():
+            pull([t.detach().view(-1) for t in self.tensors], theirs, mine, alpha)
 
     def add_(self, flat: Tensor, alpha: float = 1.0) -> None:
         """Add alpha times a vector (P,) to the tensors, in place."""

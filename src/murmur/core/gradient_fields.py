@@ -15,6 +15,7 @@ from murmur.core.flat import Layout, is_finite
 from murmur.core.torch_private import DisableTorchFunction
 
 SMALL_NUMEL = 1 << 15  # below it a call takes longer than the copy of a tensor
+FEW = 16  # small tensors on a CPU for which as many calls take less time than preparing their copy
 
 
 class GradientInFields(Tensor):
@@ -97,14 +98,17 @@ class FinitenessOfFields:
     """Check that all .grad fields of a layout are finite: one pass without a copy of large ones."""
 
     def __init__(self, layout: Layout) -> None:
-        self._large = [t for t in layout.tensors if t.numel() >= SMALL_NUMEL]
-        self._small = Layout(t for t in layout.tensors if t.numel() < SMALL_NUMEL)
+        small = [t for t in layout.tensors if t.numel() < SMALL_NUMEL]
+        self._small = Layout(() if len(small) <= FEW and layout.device.type == "cpu" else small)
+        self._large = [t for t in layout.tensors if not any(t is each for each in self._small.tensors)]
         self._copied = self._small.empty()
 
     def holds(self) -> bool:
         large = [t.grad for t in self._large if t.grad is not None]
         total = sum(float(g.sum()) for g in large)
-        self._small.gather_gradients(self._copied)
-        if math.isfinite(total) and is_finite(self._copied):
+        if self._small.tensors:
+            self._small.gather_gradients(self._copied)
+        copied = not self._small.tensors or is_finite(self._copied)
+        if math.isfinite(total) and copied:
             return True
-        return all(is_finite(g) for g in large) and is_finite(self._copied)  # finite numbers may have an infinite sum
+        return copied and all(is_finite(g) for g in large)  # finite numbers may have an infinite sum

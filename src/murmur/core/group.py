@@ -33,10 +33,11 @@ class Message(NamedTuple):
     header: tuple[float, ...] = ()
 
 
-def weighted_mean(xs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+def weighted_mean(xs: Sequence[Tensor], weights: Sequence[float], out: Tensor | None = None) -> Tensor:
     """Return sum_i w_i x_i / sum_i w_i, added in the given order; with equal weights exactly sum_i x_i / L.
 
-    Vectors of weight 0 are left out, whatever they hold. A single contribution is returned as a copy, to the bit.
+    Vectors of weight 0 are left out, whatever they hold. A single contribution is returned as a copy, to the bit. The
+    result is a new vector, or `out` if it is given, which is none of them.
 
     Raises:
         ValueError: No weight is positive.
@@ -45,10 +46,11 @@ def weighted_mean(xs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     if not pairs:
         raise ValueError("a mean needs at least one positive weight")
     if len(pairs) == 1:
-        return pairs[0][0].clone()
+        return pairs[0][0].clone() if out is None else out.copy_(pairs[0][0])
     equal = len({w for _, w in pairs}) == 1
     (first, w), (second, v), *others = pairs
-    total = torch.add(first if equal else first * w, second, alpha=1.0 if equal else v)
+    total = first if equal else torch.mul(first, w, out=out)
+    total = torch.add(total, second, alpha=1.0 if equal else v, out=out)
     for x, w in others:
         total.add_(x, alpha=1.0 if equal else w)
     return total.div_(len(pairs) if equal else sum(w for _, w in pairs))
@@ -214,6 +216,25 @@ class Group(ABC):
         x must not be touched before that. All members start sums in the same order. This is the raw verb for
         averaging behind a backward pass; strategies use `mean`.
         """
+
+    def post_room(self, numel: int, dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002 - few worlds share memory
+        """Return memory for a vector that is posted and not changed afterwards, which is then not copied; or None.
+
+        Its receivers only read it.
+        """
+        return None
+
+    def room(self, numel: int, dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002 - few worlds share memory
+        """Return memory for this member's vector of the next mean, which then copies no vector; None: there is none.
+
+        A mean leaves the vector as it is until the next one.
+        """
+        return None
+
+    def keep(self, mean: Tensor) -> Callable[[], Tensor]:
+        """Return a function that gives the mean just ended once more, until the next one, whatever becomes of it."""
+        kept = mean.clone()
+        return lambda: kept
 
     def sum_in_place(self, like: Tensor) -> SumInPlace | None:  # noqa: ARG002 - few worlds have one
         """Return sums of vectors like this one without messages, where the members share memory; else None.

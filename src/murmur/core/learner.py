@@ -210,7 +210,8 @@ class Learner:
             began = self.seat.now
             self.group.membership.expect(self.averager.pace_seconds, local.preparation)
             gradient = await local.of_claim(claim)
-            self.averager.note_gradient_seconds(self.seat.now - began)
+            self.averager.note_gradient_seconds(self.seat.now - began + local.step_seconds)
+            local.step_seconds = 0.0
             yield gradient.g
         self.averager.done()
 

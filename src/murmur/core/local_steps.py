@@ -30,6 +30,7 @@ class LocalSteps:
         self.seat, self.group, self.weights, self.source = seat, group, weights, source
         seat.holds(weights)
         self.steps, self.fresh_samples = 0, 0.0
+        self.step_seconds = 0.0  # of the steps since the latest claimed gradient
         self._version = 0
         self._drawn: int | None = None
         self._present = [True] * len(weights.layout.tensors)
@@ -169,7 +170,9 @@ class LocalSteps:
         if not all(present) and not (isinstance(g, GradientInFields) and g.unread):
             views = self.weights.layout.views(g)
             present = [there or bool(view.any()) for there, view in zip(present, views, strict=True)]
+        began = self.seat.now
         self.weights.step(lambda: self.source.apply(g, present, staleness))
+        self.step_seconds += self.seat.now - began
 
     def repeat(self, mean: Gradient) -> None:
         """Take the step that another learner with the same weights has taken, with the mean gradient of both."""

@@ -45,7 +45,8 @@ class MeanBehindBackward:
         numel, dtype = self._head + layout.numel, layout.dtype
         self._in_place = group.sum_in_place(torch.empty(numel, dtype=dtype, device="meta"))
         zeros = partial(torch.zeros, numel, dtype=dtype, device=layout.device)
-        self._use(zeros() if self._in_place is None else self._in_place.next())
+        self._buffer = zeros() if self._in_place is None else self._in_place.next()
+        self._views = layout.views(self._buffer[self._head :])
         self._buckets, self._bucket_of = self._plan(bucket_bytes // self._buffer.element_size())
         self._missing: list[int] = []
         self._sums: list[Awaitable[Tensor]] = []
@@ -57,9 +58,6 @@ class MeanBehindBackward:
         for i, tensor in enumerate(layout.tensors):
             handle = tensor.register_post_accumulate_grad_hook(partial(hook, i))  # type: ignore[no-untyped-call]
             finalize(self, handle.remove)
-
-    def _use(self, buffer: Tensor) -> None:
-        self._buffer, self._views = buffer, self.layout.views(buffer[self._head :])
 
     def _plan(self, bucket_numel: int) -> tuple[list[tuple[int, int]], list[int]]:
         """Return the buckets, from the end of the buffer to its start, and the bucket of each tensor."""
@@ -144,7 +142,6 @@ class MeanBehindBackward:
         self.group.total_weight = sum(weight for weight, *_ in said)
         self.broken = any(others > 0 for _, others, *_ in said)
         mean = sums.total(self.group.total_weight or 1.0)
-        self._use(sums.next())
         return mean[self._head :], [any(row[2 + i] > 0 for row in said) for i in range(self._flags)]
 
     async def _void(self) -> None:

@@ -246,10 +246,10 @@ class WeightsAndMoments:
         lengths, counts = self.moments.sections
         group.declare_sections((self.weights.layout.numel, *lengths), counts)
 
-    def snapshot(self) -> Tensor:
-        P = self.weights.layout.numel
+    def snapshot(self, out: Tensor | None = None) -> Tensor:
+        P, layout = self.weights.layout.numel, self.weights.layout
         with self.weights.section():
-            both = self.weights.layout.empty().new_empty(P + self.moments.numel)
+            both = layout.empty().new_empty(P + self.moments.numel) if out is None else out
             self.weights.snapshot(both[:P])
             self.moments.snapshot(both[P:])
             return both
@@ -260,8 +260,8 @@ class WeightsAndMoments:
             self.weights.set_(both[:P])
             self.moments.set_(both[P:])
 
-    def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
+    def pull_(self, theirs: Tensor, mine: Tensor, alpha: float) -> None:
         P = self.weights.layout.numel
         with self.weights.section():
-            self.weights.add_(delta[:P], alpha)
-            self.moments.add_(delta[P:], alpha)
+            self.weights.pull_(theirs[:P], mine[:P], alpha)
+            self.moments.add_(theirs[P:] - mine[P:], alpha)

@@ -77,11 +77,14 @@ POLL_SECONDS = 0.25  # longest delay before a change of the view is noticed whil
 class Exchanged(Protocol):
     """Vector that exchanges read and change: weights, weights and moments, or a strategy's own."""
 
-    def snapshot(self) -> Tensor:
-        """Return a copy of w_i, shape (P,)."""
+    def snapshot(self, out: Tensor | None = None) -> Tensor:
+        """Return a copy of w_i, shape (P,), in `out` if it is given."""
 
-    def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
-        """w_i <- w_i + alpha delta."""
+    def pull_(self, theirs: Tensor, mine: Tensor, alpha: float) -> None:
+        """w_i <- w_i + alpha (theirs - mine), now or before anything else reads or changes w_i.
+
+        The two vectors are not changed afterwards.
+        """
 
     def set_(self, w: Tensor) -> None:
         """w_i <- w."""
@@ -110,7 +113,8 @@ class PairwiseAverager:
         servers: Ranks that take no gradients.
         shown: Returns what evaluations and late learners get from this learner: its weights (P,) or their part, and
             moments if they are exchanged.
-        pace_seconds: Median of this learner's latest gradient times, the duration of a round; 0 before the first.
+        pace_seconds: Median time of this learner's latest gradients with their steps, the duration of a round; 0 before
+            the first.
         exchanged: Vector that neighbours exchange; a strategy may put another one in place of the weights.
         behind: True from a late start until this learner has taken over the weights of another one. Until then it has
             nothing to give: it answers an exchange with the sender's own snapshot.
@@ -135,6 +139,7 @@ class PairwiseAverager:
         self._took: deque[float] = deque(maxlen=15)
         self.pace_seconds = 0.0
         self._closing = False
+        self._posted: tuple[int, torch.dtype] | None = None  # length and type of the latest snapshot
         self._request = WeightRequest(group, now)
 
     def carry(self, moments: Moments) -> None:
@@ -142,7 +147,7 @@ class PairwiseAverager:
         moments.check()
         both = WeightsAndMoments(self.weights, moments)
         both.declare_to(self.group)
-        self.exchanged, self.shown = both, both.snapshot
+        self.exchanged, self.shown, self._posted = both, both.snapshot, None
 
     @property
     def leads(self) -> bool:
@@ -182,7 +187,7 @@ class PairwiseAverager:
         return min(POLL_SECONDS, max(self.pace_seconds / 4, 1e-3)) if self._took else POLL_SECONDS
 
     def note_gradient_seconds(self, seconds: float) -> None:
-        """Record the duration of a gradient; the first one starts the rounds."""
+        """Record the duration of a gradient and of the step before it; the first one starts the rounds."""
         self._took.append(seconds)
         self.pace_seconds = statistics.median(self._took)
         if len(self._took) == 1:
@@ -204,6 +209,7 @@ class PairwiseAverager:
                 self._take(message)
                 if message.header[0] == WAKE:
                     due = self.now()
+                del message  # its vector may lie in memory that the sender waits for
                 continue
             yield k
             k, due = k + 1, due + self.pace_seconds
@@ -230,11 +236,18 @@ class PairwiseAverager:
                     continue
                 begun = sum(weight for _, weight in self._begun.values())
                 if j not in self._begun and not edge.answered and begun + weight <= MOST_BEGUN:
-                    x = self.group.as_sent(self.exchanged.snapshot()) if x is None else x
+                    x = self._snapshot() if x is None else x
                     if not is_finite(x):
                         return  # the next exchange that a neighbour begins brings finite weights
                     self._post(j, edge, x, weight)
                 edge.answered = False
+
+    def _snapshot(self) -> Tensor:
+        """Return w_i as neighbours get it, in memory from which `post` need not copy it if there is any."""
+        room = None if self._posted is None else self.group.post_room(*self._posted)
+        x = self.exchanged.snapshot(room)
+        self._posted = x.numel(), x.dtype
+        return self.group.as_sent(x)
 
     def _post(self, j: int, edge: Edge, x: Tensor, weight: float) -> None:
         self._begun[j] = x, weight
@@ -259,7 +272,7 @@ class PairwiseAverager:
                 self.dropped += 1
                 return
             if message.source not in self._begun:
-                answer = self.group.as_sent(self.exchanged.snapshot())
+                answer = self._snapshot()
                 if self.behind or not is_finite(answer):
                     answer = message.x
                     self.exchanged.set_(answer)
@@ -267,7 +280,7 @@ class PairwiseAverager:
                 edge.answered = True
             posted, own = self._begun.pop(message.source)
             # Both ends must use the same weight; in a symmetric T they do already.
-            self.exchanged.add_(message.x - posted, alpha=(own + weight) / 2)
+            self.exchanged.pull_(message.x, posted, (own + weight) / 2)
             self.exchanges += 1
 
     def _incarnation(self, j: int) -> int:
@@ -302,6 +315,7 @@ class PairwiseAverager:
             message = await self.group.poll(GOSSIP, self.poll_seconds)
             if message is not None:
                 self._take(message)
+                del message
             self._refresh()
             settled = barrier.missed() or not self._begun  # learners that have passed it answer no more
 

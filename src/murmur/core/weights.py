@@ -2,19 +2,19 @@
 
 A gradient must be taken at *one* point phi, whatever averaging does meanwhile. While a gradient is being computed, the
 model therefore keeps the weights it began with, and changes go to a copy beside it (copy on write). `step` and the next
-gradient begin by moving that copy into the model. Without a second activity nothing is ever copied.
+gradient begin by moving that copy into the model. One exchange with a neighbour needs no copy: it waits until then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 
 from torch import Tensor
 
 from murmur.accelerator.device import kernels_in_order
-from murmur.core.flat import Layout
+from murmur.core.flat import Layout, pull
 
 
 class Weights:
@@ -31,30 +31,48 @@ class Weights:
         self._lock = RLock()
         self._held = 0
         self._ahead: Tensor | None = None  # the live weights while the model is held at older ones
+        self._pull: tuple[Tensor, Tensor | None, float] | None = None  # change of held weights that is still to be made
+        self._shot = (0, -1)  # address of the latest snapshot, and version of the weights that are equal to it
         self._kernels = kernels_in_order(layout.device)
 
-    @contextmanager
-    def section(self) -> Iterator[None]:
+    def section(self) -> AbstractContextManager[object]:
         """One critical section; methods of this object may be called inside."""
+        return self._lock if isinstance(self._kernels, nullcontext) else self._with_kernels()
+
+    @contextmanager
+    def _with_kernels(self) -> Iterator[None]:
         with self._lock, self._kernels:
             yield
 
     def _settle(self) -> None:
-        if self._ahead is not None and not self._held:
+        if self._held:
+            return
+        if self._pull is not None:
+            self.layout.pull_(*self._pull)
+            self._pull = None
+        if self._ahead is not None:
             self.layout.scatter(self._ahead)
             self._ahead = None
 
     def _writable(self) -> Tensor:
         if self._ahead is None:
-            self._ahead = self.layout.gather()
+            self._ahead, self._pull = self._with_pull(self.layout.gather()), None
         return self._ahead
+
+    def _with_pull(self, w: Tensor) -> Tensor:
+        if self._pull is not None:
+            pull([w], *self._pull)
+        return w
 
     def snapshot(self, out: Tensor | None = None) -> Tensor:
         """Return a copy of w_i, shape (P,), in `out` if it is given."""
         with self.section():
             if self._ahead is None:
-                return self.layout.gather(out)
-            return self._ahead.clone() if out is None else out.copy_(self._ahead)
+                w = self._with_pull(self.layout.gather(out))
+            else:
+                w = (self.layout.empty() if out is None else out).copy_(self._ahead)
+            self._shot = w.data_ptr(), self.version
+            return w
 
     def set_(self, w: Tensor) -> None:
         """w_i <- w. For synchronous results only: changes since the snapshot was taken are lost."""
@@ -64,7 +82,7 @@ class Weights:
             if self._held:
                 self._writable().copy_(w)
             else:
-                self._ahead = None
+                self._ahead = self._pull = None
                 self.layout.scatter(w)
 
     def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
@@ -76,7 +94,24 @@ class Weights:
                 self._writable().add_(delta, alpha=alpha)
                 self._settle()
             else:
+                self._settle()
                 self.layout.add_(delta, alpha)
+
+    def pull_(self, theirs: Tensor, mine: Tensor, alpha: float) -> None:
+        """w_i <- w_i + alpha (theirs - mine). While the model is held, one such change waits for the end of that.
+
+        The two vectors must not be changed afterwards.
+        """
+        self.layout.check(theirs)
+        self.layout.check(mine)
+        with self.section():
+            own = None if self._shot == (mine.data_ptr(), self.version) else mine
+            self.version += 1
+            if self._ahead is None and self._pull is None and self.layout.pulls:
+                self._pull = theirs, own, alpha
+            else:
+                pull([self._writable()], theirs, own, alpha)
+            self._settle()
 
     @contextmanager
     def held(self) -> Iterator[int]:
@@ -106,7 +141,7 @@ class Weights:
 
     def _lend(self, w: Tensor) -> tuple[bool, Tensor]:
         with self.section():
-            beside, own = self._ahead is not None, self.layout.gather()
+            beside, own = self._ahead is not None or self._pull is not None, self.layout.gather()
             self._writable()
             self.layout.scatter(w)
         return beside, own

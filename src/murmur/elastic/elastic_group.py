@@ -146,7 +146,7 @@ DEATH_SECONDS = 60.0  # after a failed collective, time for the membership table
 class Latest:
     """Result of the latest collective, for a member that failed before receiving it."""
 
-    result: Tensor
+    result: Callable[[], Tensor]
     total_weight: float
     waiting: bool
 
@@ -214,6 +214,9 @@ class ElasticGroup(GroupAround):
     def plain(self) -> Group:
         return self
 
+    def room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        return self._now.room(numel, dtype)
+
     def split(self, parts: Sequence[Sequence[int]]) -> Group | None:
         """Return this group itself, for evaluation beside training; other parts could not tolerate a loss."""
         if [list(part) for part in parts] != [list(range(self.size))]:
@@ -274,7 +277,7 @@ class ElasticGroup(GroupAround):
             self._shares = {r: share for r, share in self._said.items() if r in self._members}
             self.local.source.turns.assignment, self._begun = self._next_assignment(members), self.local.steps
         self._completed += 1
-        self._latest = Latest(result.clone(), self.total_weight, self._waiting)
+        self._latest = Latest(self._now.keep(result), self.total_weight, self._waiting)
         return result
 
     def _next_assignment(self, members: Mapping[int, int] | None = None) -> Assignment:
@@ -388,7 +391,7 @@ class ElasticGroup(GroupAround):
         root, behind = completed.index(most), self._completed < most
         if most - min(completed) > 1 or (latest is None and not behind) or (behind and like is None):
             raise WorldMismatch(f"the members of {self.name} have completed {completed} collectives: same strategy?")
-        mine = like if behind or latest is None else latest.result
+        mine = like if behind or latest is None else latest.result()
         assert mine is not None
         result = await group.broadcast(mine, root)
         facts = [0.0, 0.0] if latest is None else [latest.total_weight, float(latest.waiting)]

@@ -112,12 +112,13 @@ class CoupledWeights:
             self._me.descend(g)
             self._me.outer[Z] = self._me.outer[Z] + (self._me.weights.snapshot() - before)
 
-    def snapshot(self) -> Tensor:
+    def snapshot(self, out: Tensor | None = None) -> Tensor:
         with self._me.outer.steady:
             self._mix()
-            return self._me.weights.snapshot()
+            return self._me.weights.snapshot(out)
 
-    def add_(self, delta: Tensor, alpha: float = 1.0) -> None:
+    def pull_(self, theirs: Tensor, mine: Tensor, alpha: float) -> None:
+        delta = theirs - mine
         with self._me.outer.steady:
             self._mix()
             self._me.weights.add_(delta, alpha)

@@ -108,7 +108,10 @@ class BlockMoments:
         if further and me.group.plain is not me.group:
             numbers = await me.group.plain.mean(torch.cat(further), weight=me.fresh_samples)
             return torch.cat([await self.mean(), numbers])
-        own = torch.cat([me.weights.snapshot(), *further]) if further else me.weights.snapshot()
+        room = None
+        if self.way == "local" and not further:
+            room = me.group.room(me.weights.layout.numel, me.weights.layout.dtype)
+        own = torch.cat([me.weights.snapshot(), *further]) if further else me.weights.snapshot(room)
         if self.way == "local":
             return await me.group.mean(own, weight=me.fresh_samples)
         mean = await me.group.mean(torch.cat([own, me.moments.snapshot()]), weight=me.fresh_samples)

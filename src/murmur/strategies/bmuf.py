@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from murmur.core.learner import Learner
 from murmur.strategies.block_moments import BlockMoments, Blocks, OuterMoments, check
 
@@ -55,9 +57,9 @@ class BMUF(Blocks):
             mean = await moments.mean()
             if me.training:
                 eta = 1 - 1 / max(1.0, me.progress.growth) if self.eta is None else self.eta
-                delta.mul_(eta).add_(mean - W_g, alpha=self.zeta)
+                delta.mul_(eta).add_(mean.sub_(W_g), alpha=self.zeta)
                 W.add_(delta)
-                W_g = W + eta * delta if self.nesterov else W.clone()
+                W_g = torch.mul(delta, eta, out=W_g).add_(W) if self.nesterov else W_g.copy_(W)
                 me.weights.set_(W_g)
                 before = blocks.item()
                 now = blocks.mul_(eta).add_(self.zeta).item()

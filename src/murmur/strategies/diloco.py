@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from murmur.core.learner import Learner
 from murmur.strategies.block_moments import BlockMoments, Blocks, OuterMoments, check
 
@@ -40,7 +42,7 @@ class DiLoCo(Blocks):
         check(self.moments)
 
     async def __call__(self, me: Learner) -> None:
-        x = me.weights.snapshot()
+        x, step = me.weights.snapshot(), me.weights.layout.empty()
         v = me.outer.setdefault("v", x.new_zeros(x.shape))
         moments, blocks = BlockMoments(me, self.moments, self.K), me.outer.setdefault("blocks in v", x.new_zeros(1))
         while me.training:
@@ -48,9 +50,9 @@ class DiLoCo(Blocks):
                 me.descend(g)
             mean = await moments.mean()
             if me.training:
-                change = x - mean
+                change = torch.sub(x, mean, out=mean)
                 v.mul_(self.mu).add_(change)
-                x = x - self.rate * (change + self.mu * v)
+                x.sub_(torch.mul(v, self.mu, out=step).add_(change).mul_(self.rate))
                 me.weights.set_(x)
                 blocks.mul_(self.mu).add_(1)
                 moments.move_on(self.rate * (1 + self.mu * blocks.item()))

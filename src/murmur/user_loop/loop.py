@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from murmur.core.flat import Layout
@@ -184,6 +185,7 @@ class Loops:
         self.world = world
         self.claims_before = self.claims = 0
         self._over: set[int] = set()
+        self._begun = False
         self._leaving: list[Leaving] = []
 
     def leaves(self, under_way: Awaitable[Tensor]) -> Leaving:
@@ -202,6 +204,17 @@ class Loops:
             if rank not in self._over:
                 self._over.add(rank)
                 self.world.count(f"loop {rank} is over", 1)
+
+    @property
+    def over_here(self) -> bool:
+        """True if the loop of this learner is over, which no other learner announces.
+
+        An earlier process of this learner may have: the counter is asked once.
+        """
+        if not self._begun:
+            self._begun = True
+            return self.over([self.world.rank])
+        return self.world.rank in self._over
 
     def over(self, learners: Sequence[int]) -> bool:
         for rank in learners:
@@ -222,9 +235,9 @@ class LoopMembership(Membership):
         return self.inner.view(fresh)
 
     def claim(self, first: int, total: int, size: int = 1) -> range | None:  # noqa: ARG002 - loops end by themselves
-        if self.group.over_for(self.group.rank):
+        loops, learners = self.group.loops, self.group.super_learner_of(self.group.rank)
+        if loops.over(learners) if len(learners) > 1 else loops.over_here:
             return None
-        loops = self.group.loops
         end = first + self.group.count("claims", size + loops.claims_before)
         loops.claims, loops.claims_before = loops.claims + size, 0
         return range(end - size, end)
@@ -290,6 +303,15 @@ class JoinedGroup(GroupAround):
             return None
         mine = next(p for p in parts if self.rank in p)
         return JoinedGroup(part, self.loops, [self.members[r] for r in mine])
+
+    def post_room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        return self.inner.post_room(numel, dtype)
+
+    def room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        return self.inner.room(numel, dtype)
+
+    def keep(self, mean: Tensor) -> Callable[[], Tensor]:
+        return self.inner.keep(mean)
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         return self.loops.leaves(self.inner.start_sum(x))

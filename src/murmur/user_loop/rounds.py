@@ -49,7 +49,7 @@ class Round:
     def described(self) -> dict[str, Any]:
         return {
             "weights": self.weights.clone(),
-            "outer": dict(self.outer),
+            "outer": {name: vector.clone() for name, vector in self.outer.items()},
             "steps": [list(step) for step in self.steps],
             "unused": [[g, list(present)] for g, present in self.unused],
         }
@@ -96,10 +96,13 @@ class RoundSource(LoopSource):
     def _before_gradient(self) -> None:
         if self._at_start:
             me = self.learner
-            outer = {name: vector.clone() for name, vector in me.outer.to_save.items()}
             # The memory of the round before is used again.
-            kept = None if self._round is None else self._round.weights
-            self._round = Round(me.weights.snapshot(kept), outer)
+            before = self._round
+            outer = {
+                name: copied_to(None if before is None else before.outer.get(name), vector)
+                for name, vector in me.outer.to_save.items()
+            }
+            self._round = Round(me.weights.snapshot(None if before is None else before.weights), outer)
         elif self._round is not None and self._drawn is not None:
             self._round.unused.append((self._g.clone(), self._drawn))
         self._at_start, self._drawn = False, None
@@ -198,6 +201,13 @@ class RoundSource(LoopSource):
             *(rank, counted(before, "learner"), now),
         )
         return minibatches * (rank + 1) // now - minibatches * rank // now
+
+
+def copied_to(memory: Tensor | None, vector: Tensor) -> Tensor:
+    """Return a copy of a vector, in the memory of an old one if that is alike."""
+    if memory is None or (memory.shape, memory.dtype, memory.device) != (vector.shape, vector.dtype, vector.device):
+        return vector.clone()
+    return memory.copy_(vector)
 
 
 def read_round(described: dict[str, Any], device: torch.device) -> Round:

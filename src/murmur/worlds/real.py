@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from threading import Condition, Thread
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from murmur.core.group import Message, PeerLost
@@ -103,6 +104,12 @@ class PostOffice(Protocol):
     """One learner's sender of vectors, and its mailbox."""
 
     box: Mailbox
+
+    def room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        """Return memory for a vector that is posted and not changed afterwards, which then may not be copied; or None.
+
+        A receiver only reads the vector.
+        """
 
     def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
         """Queue a copy of x, with header numbers, for the learner at position `to`; return at once."""

@@ -16,7 +16,7 @@ import torch
 from murmur.core.group import PeerLost
 from murmur.worlds.process import secret as handshake
 from murmur.worlds.process.listener import MOST_HANDSHAKES, Listener, dial, listen
-from murmur.worlds.process.mail import NUMBER, OPENING, Mail
+from murmur.worlds.process.mail import OPENING, WANTED, Mail
 from murmur.worlds.process.secret import (
     ANSWER,
     GREETING,
@@ -281,7 +281,7 @@ def test_mail_goes_nowhere_without_it(server: StoreServer) -> None:
 
 def begin_stream(line: socket.socket) -> None:
     line.sendall(OPENING.pack(7, 0))
-    assert NUMBER.unpack(exactly(line, NUMBER.size)) == (0,)
+    assert WANTED.unpack(exactly(line, WANTED.size)) == (0, 0)
 
 
 MALFORMED = {
@@ -291,6 +291,12 @@ MALFORMED = {
     "tag is a list": sealed(b'{"tag": [], "dtype": "float32", "numbers": []}'),
     "numbers are text": sealed(b'{"tag": "t", "dtype": "float32", "numbers": "abc"}'),
     "number beyond measure": sealed(b'{"tag": "t", "dtype": "float32", "numbers": [1' + b"0" * 400 + b"]}"),
+    "an offer of two numbers": sealed(b'{"tag": "t", "dtype": "float32", "numbers": [], "offer": [1, 2]}'),
+    "a loan of text": sealed(b'{"tag": "t", "dtype": "float32", "numbers": [], "loan": "abcd", "elements": 1}'),
+    "a loan of nothing": sealed(
+        b'{"tag": "t", "dtype": "float32", "numbers": [], "loan": [5, 0, 0, 1], "elements": 1}'
+    ),
+    "a loan without elements": sealed(b'{"tag": "t", "dtype": "float32", "numbers": [], "loan": [5, 0, 0, 1]}'),
     "a list": sealed(b"[1, 2]"),
     "brackets": sealed(b"[" * 60_000),
     "altered": sealed(b'{"tag": "t", "dtype": "float32", "numbers": []}').replace(b"float32", b"float64"),

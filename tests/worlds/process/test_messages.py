@@ -36,7 +36,8 @@ def over_a_connection(x: Tensor, tag: str, numbers: list[float]) -> tuple[str, T
         sender = Thread(target=send_frame, args=(here, *encode(x, tag, numbers)))
         sender.start()
         try:
-            return receive(there)
+            head, found = receive(there)
+            return head.tag, found, head.numbers
         finally:
             sender.join()
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from murmur.core.group import weighted_mean
 from murmur.worlds.process.shared_memory import LEAST_NUMEL, SLOTS, RecurringMeans, SharedSum, SharedVectors
 
 NEEDS_FILES_OF_MEMORY = pytest.mark.skipif(
@@ -65,10 +68,10 @@ def share(means: list[RecurringMeans], xs: list[Tensor]) -> list[object]:
 
 @NEEDS_FILES_OF_MEMORY
 @pytest.mark.parametrize(("networks", "used"), [((1, 1), True), ((1, 2), False)])
-def test_members_of_one_network_share_memory_from_the_fourth_mean_on(networks: tuple[int, int], used: bool) -> None:
+def test_members_of_one_network_share_memory_from_the_third_mean_on(networks: tuple[int, int], used: bool) -> None:
     means = members(networks)
     xs = [torch.full((LEAST_NUMEL,), 1.0 + rank) for rank in range(2)]
-    for _ in range(3):
+    for _ in range(2):
         assert share(means, xs) == [None, None]
         assert share(means, [x[1:] for x in xs]) == [None, None]  # too short
     found = [each._all[LEAST_NUMEL, torch.float32].sum for each in means]
@@ -84,7 +87,58 @@ def test_members_of_one_network_share_memory_from_the_fourth_mean_on(networks: t
 def test_members_go_on_without_memory_if_one_cannot_open_it(monkeypatch: pytest.MonkeyPatch) -> None:
     means = members((1, 1))
     xs = [torch.ones(LEAST_NUMEL), torch.ones(LEAST_NUMEL)]
-    share(means, xs)
     monkeypatch.setattr(means[1], "_open", lambda *_: None)
     for _ in range(4):
         assert share(means, xs) == [None, None]
+
+
+def sums_of_two(n: int) -> tuple[list[SharedVectors], list[SharedSum]]:
+    """Return the memory of two members in this process, and their sums; they take turns, so no meeting is needed."""
+    own = [SharedVectors.make(n, torch.float32) for _ in range(2)]
+    return own, [SharedSum(own, rank, lambda: None, nullcontext) for rank in range(2)]
+
+
+@NEEDS_FILES_OF_MEMORY
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0), (0.0, 2.0)])
+def test_a_mean_is_that_of_vectors_and_changes_none(weights: tuple[float, float]) -> None:
+    own, sums = sums_of_two(7)
+    xs = [torch.randn(7, generator=torch.Generator().manual_seed(rank)) for rank in range(2)]
+    for each, x in zip(sums, xs, strict=True):
+        each.next().copy_(x)
+    for each in sums:  # the first one reads the part of the other one only in `latest`
+        each.mean(weights)
+    wanted = weighted_mean(xs, weights)
+    for each, x in zip(sums, xs, strict=True):
+        each.latest().zero_()  # of the caller
+        assert torch.equal(each.latest(), wanted)
+        assert torch.equal(each.next(), x)
+    for vectors in own:
+        vectors.close()
+
+
+@NEEDS_FILES_OF_MEMORY
+def test_descriptors_of_vectors_that_come_once_are_closed() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    means = members((1, 1))
+    share(means, [torch.ones(LEAST_NUMEL)] * 2)
+    assert len(os.listdir("/proc/self/fd")) > before
+    del means
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@NEEDS_FILES_OF_MEMORY
+def test_a_vector_made_in_the_room_of_a_mean_is_not_copied() -> None:
+    own, sums = sums_of_two(LEAST_NUMEL)
+    means = RecurringMeans(lambda _: sums[0])
+    assert means.room(LEAST_NUMEL, torch.float32) is None
+    means._all[LEAST_NUMEL, torch.float32].sum = sums[0]
+    means._all[LEAST_NUMEL, torch.float32].own = own[0]
+    room = means.room(LEAST_NUMEL, torch.float32)
+    assert room is not None
+    assert room.data_ptr() == sums[0].next().data_ptr()
+    before = room.fill_(3.0)._version
+    means.offer(room)
+    assert room._version == before
+    means.offer(torch.full((LEAST_NUMEL,), 4.0))
+    assert room[0] == 4.0

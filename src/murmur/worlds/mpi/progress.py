@@ -19,6 +19,7 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from murmur.core.group import PeerLost
@@ -160,6 +161,9 @@ class MpiMail:
         self._mpi, self._comm, self._rank = mpi, comm, comm.rank
         self._coming: dict[int, deque[tuple[Any, Block]]] = defaultdict(deque)
         self.progress = MpiProgress([self.poll, *polls], self.box.fail)
+
+    def room(self, numel: int, dtype: torch.dtype) -> Tensor | None:  # noqa: ARG002 - the library copies
+        return None
 
     def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
         """Queue a copy of x for learner `to`; return at once. Raises the errors of `encode`."""

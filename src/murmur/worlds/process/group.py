@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
-from weakref import WeakSet, finalize
+from weakref import ReferenceType, WeakSet, finalize
+from weakref import ref as weak
 
 import torch
 import torch.distributed as dist
@@ -115,9 +116,11 @@ class TorchGroup(Group):
         self.backend: Backend = backend_of(devices, hosts, dist.is_nccl_available())
         self._connections: GlooSockets | None = None
         self._on_one_host = len(set(hosts)) == 1 and all(device == "cpu" for device in devices)
+        self._has_neighbour = self.size > 1 and all(d == "cpu" for d in devices) and hosts.count(hosts[self.rank]) > 1
         self._shared: dict[str, SharedVectors | None] = {}
         self._means = RecurringMeans(self._sum_of) if self._on_one_host and self.size > 1 else None
         self._ready: tuple[Tensor, SharedSum] | None = None  # vector of the mean under way, and its sum
+        self._given: tuple[ReferenceType[Tensor], SharedSum] | None = None  # result of the latest mean, and its sum
         self._broadcasts: dict[str, int] = defaultdict(int)
         self._who = f"{name} with learners {ranks(self.members)}"
         self._born = {} if wiring.failure_detector is None else wiring.failure_detector.incarnations(self.members)
@@ -182,13 +185,23 @@ class TorchGroup(Group):
     async def mean_with(self, x: Tensor, weights: Sequence[float]) -> Tensor:
         ready, self._ready = self._ready, None
         if ready is not None and ready[0] is x:
-            return ready[1].mean(weights)
+            mean = ready[1].mean(weights)
+            self._given = weak(mean), ready[1]
+            return mean
         mine, positive = weights[self.rank], [w for w in weights if w > 0]
         equal = len(set(positive)) == 1
         scaled = x * (mine if not equal else 1.0) if mine > 0 else torch.zeros_like(x)
         with self.wiring.trace.span(COMMUNICATING, f"mean of {self.name}"):
             total = self._sum(scaled)
         return total.div_(len(positive) if equal else sum(positive))
+
+    def room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        return None if self._means is None else self._means.room(numel, dtype)
+
+    def keep(self, mean: Tensor) -> Callable[[], Tensor]:
+        if self._given is not None and self._given[0]() is mean:
+            return self._given[1].latest
+        return super().keep(mean)
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         if self._group is None:
@@ -305,6 +318,9 @@ class TorchGroup(Group):
             return there.to(x.device)
 
         return Pending(finish)
+
+    def post_room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        return self.wiring.mail.room(numel, dtype) if self._has_neighbour else None
 
     def post(self, x: Tensor, to: int, tag: str = "", header: Sequence[float] = ()) -> None:
         self.wiring.mail.post(x, self._learner(to), f"{self.name} {tag}", header)

@@ -6,15 +6,19 @@ learners prove that they belong to the same run. Connections are made on first u
 one is opened again at once. Each message is one frame (`wire_format.py`) of a stream:
 
     sender     name of the stream, number of the first message that it keeps    ->
-    receiver                                                                    <-   number of the next message wanted
+    receiver                                      <-   number of the next message wanted, memory that it has mapped
     sender     message, message, ...                                            ->
-    receiver                                                                    <-   next number wanted, after each
+    receiver                                                                    <-   the same, after each
     sender     end                                                              ->
 
 The sender keeps a message until the receiver has confirmed it. When a connection breaks, the kept messages are sent
 again over the next one, from the first that the receiver wants. A stream has the name of one sender's memory: a learner
 that was started again, or that was dropped by this one, begins another stream. Messages queued for a lost learner are
 dropped; the next message finds the restarted learner at its new address.
+
+A vector made in `room` lies in memory that learners of this host can map. The first message with it travels as a whole
+and offers the memory. Once the receiver has mapped it, a message holds only the place of its vector
+(`lent_vectors.py`).
 
 The number of threads is bounded, however often learners are lost. One thread sends to each learner, even after that
 learner was dropped. One thread receives from each learner, whose older connections end when a newer one arrives.
@@ -30,18 +34,21 @@ import struct
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
+import torch
 from torch import Tensor
 
 from murmur.core.group import PeerLost
 from murmur.core.torch_private import Store, cloned
 from murmur.worlds.awake_clock import TICK_SECONDS, awake_seconds
+from murmur.worlds.process.lent_vectors import Borrower, Lender
 from murmur.worlds.process.listener import HungUp, Listener, dial, listen
-from murmur.worlds.process.messages import Closed, Encoded, encode, receive
+from murmur.worlds.process.messages import DTYPES, NAMES, Closed, Encoded, encode, receive
 from murmur.worlds.process.traffic import Flow, flow_of
-from murmur.worlds.process.wire_format import END, exactly, send_frame
+from murmur.worlds.process.wire_format import END, Loan, MessageHead, exactly, send_frame
 from murmur.worlds.real import Mailbox
 
 CLOSING_SECONDS = 5.0
@@ -50,9 +57,10 @@ LONGEST_TRY_SECONDS = 8.0  # a listener waits no longer for a caller, and a new 
 RETURN_SECONDS = 10.0  # for a learner whose connection has broken to open another one
 STUCK_SECONDS = 60.0  # during which successive connections may break without delivering a message
 PAUSE_SECONDS = 0.02  # between a broken connection and the next one
-OPENING, NUMBER = struct.Struct("<QQ"), struct.Struct("<Q")
+OPENING, WANTED = struct.Struct("<QQ"), struct.Struct("<QQ")
 LOOK_SECONDS = 0.25  # longest delay before a broken connection is noticed while messages are kept
 IDLE_SECONDS = 1.0  # the same while none are kept
+SHORT_BYTES = 1 << 12  # of a message that is sent by the thread that posts it
 LAST_SECONDS = 5.0  # for the last confirmations
 SILENT_SECONDS = 15  # without a confirmation, after which a connection counts as broken
 STREAMS = 4  # number of streams of one sender that a receiver remembers
@@ -74,17 +82,25 @@ class Mail:
         self._threads: dict[int, Thread] = {}
         self._incoming: dict[int, tuple[int, socket.socket]] = {}  # latest connection of each learner
         self._inboxes: dict[int, Inbox] = defaultdict(Inbox)
+        self._lender, self._borrowers = Lender(), defaultdict[int, Borrower](Borrower)
         self._lock = Lock()
         self._closing = False
         self._listener = Listener(listen(address), secret, f"mail to {rank}", self._receive)
         store.set(f"mail/{rank}", "{}:{}".format(*self._listener.address))
+
+    def room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        return self._lender.room(numel, dtype)
 
     def post(self, x: Tensor, to: int, tag: str, header: Sequence[float] = ()) -> None:
         """Queue a copy of x for learner `to`; return at once. Raises the errors of `encode`."""
         if to == self.rank:
             self.box.put(self.rank, tag, x.clone(), header)
             return
-        message = encode(x.detach().to("cpu", copy=True), tag, header)
+        message: Letter
+        if x.numel() and self._lender.offer(x) is not None:
+            message = LentLetter(self._lender, x, to, tag, header)
+        else:
+            message = Letter(*encode(x.detach().to("cpu", copy=True), tag, header))
         with self._lock:
             if to not in self._senders:
                 self._senders[to] = Outbox()
@@ -102,6 +118,7 @@ class Mail:
         """Drop the messages queued for a learner; the next message opens another connection."""
         with self._lock:
             outbox, lines = self._senders.pop(to, None), [self._lines.pop(to, None), self._calls.pop(to, None)]
+        self._lender.lose(to)
         if outbox is not None:
             outbox.put(None)
         for line in lines:
@@ -127,6 +144,7 @@ class Mail:
             while thread.is_alive() and (left := deadline - awake_seconds()) > 0:
                 thread.join(min(left, TICK_SECONDS))
         self._listener.close()
+        self._lender.close()
 
     def _send_all(self, to: int) -> None:
         """Serve one outbox after another until there is none: a new one is made after the learner was dropped."""
@@ -222,15 +240,20 @@ class Mail:
         watch(line)
         name, first = OPENING.unpack(exactly(line, OPENING.size))
         with self._lock:
-            wanted = self._inboxes[source].open(name, first)
+            wanted, borrower = self._inboxes[source].open(name, first), self._borrowers[source]
         while self._latest(source) is line:
-            line.sendall(NUMBER.pack(wanted))  # the sender may forget the earlier ones
-            tag, x, header = receive(line)
+            line.sendall(WANTED.pack(wanted, borrower.token))  # the sender may forget the earlier ones
+            head, x = receive(line)
             with self._lock:  # a newer connection requests this message again, or finds that it has arrived
                 if self._incoming.get(source, (0, None))[1] is not line:
                     return
+                if head.offer is not None:
+                    borrower.consider(head.offer)
+                if head.loan is not None:  # not before: the vector would be given back if the message were refused
+                    x = borrower.vector(head.loan, head.elements, DTYPES[head.dtype])
                 wanted = self._inboxes[source].take(name)
-                self.box.put(source, tag, x, header)
+                self.box.put(source, head.tag, x, head.numbers)
+            del x  # a lent vector is given back when the last reader lets it go
 
     def _await_return(self, line: socket.socket, source: int, error: Exception) -> None:
         """Handle the end of a connection: its learner is lost if it ended on purpose, or opens no other one in time."""
@@ -261,19 +284,79 @@ class Mail:
         return True
 
 
+class Letter:
+    """A message to be sent: the parts of its frame."""
+
+    def __init__(self, head: bytes, payload: memoryview) -> None:
+        self._frame = head, payload
+
+    def frame(self, mapped: int) -> Encoded:  # noqa: ARG002 - the same for all receivers
+        """Return the parts of the frame for a receiver that has mapped the memory with this token."""
+        return self._frame
+
+
+class LentLetter(Letter):
+    """A message whose vector lies in memory that its receiver may have mapped."""
+
+    def __init__(self, lender: Lender, x: Tensor, to: int, tag: str, header: Sequence[float]) -> None:
+        self._lender, self._x, self._to = lender, x, to
+        self._head = MessageHead(tag, NAMES[x.dtype], tuple(header), elements=x.numel())
+        self._loan: Loan | None = None
+
+    def frame(self, mapped: int) -> Encoded:
+        if self._loan is None and mapped:
+            self._loan = self._lender.lend(self._x, self._to, mapped)
+        if self._loan is not None and self._loan.token == mapped:
+            self._x = self._x[:0].clone()  # the loan alone keeps the slot from now on
+            return replace(self._head, loan=self._loan).encode(0), memoryview(b"")
+        if self._loan is not None:
+            raise EOFError("the receiver has lost the memory in which a vector lies")
+        payload = memoryview(self._x.view(torch.uint8).numpy().data)
+        return replace(self._head, offer=self._lender.offer(self._x)).encode(len(payload)), payload
+
+
 class Outbox:
-    """Unconfirmed messages to one learner. Any thread may put; one thread sends."""
+    """Unconfirmed messages to one learner. Any thread may put.
+
+    One thread sends. A short message that finds nothing before it is sent by the thread that puts it, which saves the
+    time until another one runs.
+    """
 
     def __init__(self) -> None:
-        self._new: SimpleQueue[Encoded | None] = SimpleQueue()
-        self._kept: deque[Encoded] = deque()
+        self._order = Lock()  # held for moments only
+        self._queued = 0  # messages put for the sending thread, until they are sent
+        self._line: socket.socket | None = None  # open, with all earlier messages sent
+        self._new: SimpleQueue[Letter | None] = SimpleQueue()
+        self._kept: deque[Letter] = deque()
+        self._mapped = 0  # token of this learner's memory, if the receiver has mapped it
         self.confirmed = 0  # messages that the receiver has confirmed: the number of the first kept one
         self._ended = False
         self._name = secrets.randbits(64)
         self._partial = b""
 
-    def put(self, message: Encoded | None) -> None:
-        self._new.put(message)
+    def put(self, message: Letter | None) -> None:
+        with self._order:
+            if message is None or self._queued or self._line is None or not self._send_short(message, self._line):
+                self._queued += 1
+                self._new.put(message)
+
+    def _send_short(self, message: Letter, line: socket.socket) -> bool:
+        """Send a message; return False if it is long, or would have to wait."""
+        head, payload = message.frame(self._mapped)
+        poll = select.poll()
+        poll.register(line, select.POLLOUT)
+        if len(head) + len(payload) > SHORT_BYTES or not poll.poll(0):
+            return False
+        self._kept.append(message)  # before it can be confirmed
+        try:
+            sent = line.send(head + payload)
+        except OSError:
+            sent = 0
+        if sent < len(head) + len(payload):
+            self._line = None
+            with contextlib.suppress(OSError):  # it has already broken
+                line.shutdown(socket.SHUT_RDWR)  # the kept messages are sent again over the next connection
+        return True
 
     def carry(self, line: socket.socket) -> None:
         """Send kept and new messages over a new connection, until all are confirmed and no more come.
@@ -281,13 +364,23 @@ class Outbox:
         Raises:
             OSError, EOFError, ValueError: The connection has broken.
         """
+        try:
+            self._carry(line)
+        finally:
+            with self._order:
+                self._line = None
+
+    def _carry(self, line: socket.socket) -> None:
         watch(line)
         self._partial = b""
         line.sendall(OPENING.pack(self._name, self.confirmed))
-        self._confirm(*NUMBER.unpack(exactly(line, NUMBER.size)))
+        self._confirm(*WANTED.unpack(exactly(line, WANTED.size)))
         for message in list(self._kept):
-            send_frame(line, *message)
+            send_frame(line, *message.frame(self._mapped))
+            del message  # its vector may lie in a slot, which is used again once it is confirmed
             self._receive(line, 0.0)
+        with self._order:
+            self._line = line
         while not self._ended:
             try:
                 new = self._new.get(timeout=LOOK_SECONDS if self._kept else IDLE_SECONDS)
@@ -298,7 +391,15 @@ class Outbox:
                 self._ended = True
                 break
             self._kept.append(new)
-            send_frame(line, *new)
+            sent = False
+            try:
+                send_frame(line, *new.frame(self._mapped))
+                sent = True
+            finally:
+                with self._order:
+                    self._queued -= 1
+                    self._line = line if sent else None  # nothing may follow a part of a frame
+            del new
             self._receive(line, 0.0)
         deadline = awake_seconds() + LAST_SECONDS
         while self._kept and awake_seconds() < deadline:
@@ -315,17 +416,18 @@ class Outbox:
         if not received:
             raise EOFError("the other side has closed the connection")
         received = self._partial + received
-        whole = len(received) // NUMBER.size * NUMBER.size
+        whole = len(received) // WANTED.size * WANTED.size
         self._partial = received[whole:]
         if whole:
-            self._confirm(*NUMBER.unpack(received[whole - NUMBER.size : whole]))
+            self._confirm(*WANTED.unpack(received[whole - WANTED.size : whole]))
 
-    def _confirm(self, wanted: int) -> None:
+    def _confirm(self, wanted: int, mapped: int) -> None:
         if not self.confirmed <= wanted <= self.confirmed + len(self._kept):
             raise ValueError(f"message {wanted} is wanted of {self.confirmed} to {self.confirmed + len(self._kept)}")
         while self.confirmed < wanted:
             self._kept.popleft()
             self.confirmed += 1
+        self._mapped = mapped
 
 
 class Inbox:

@@ -42,8 +42,8 @@ def encode(x: Tensor, tag: str, numbers: Sequence[float]) -> Encoded:
     return MessageHead(tag, NAMES.get(x.dtype, str(x.dtype)), tuple(numbers)).encode(len(payload)), payload
 
 
-def receive(line: socket.socket) -> Decoded:
-    """Receive a message.
+def receive(line: socket.socket) -> tuple[MessageHead, Tensor]:
+    """Receive a message: its header and its vector, which is empty if it is lent.
 
     Raises:
         Closed: There will be no more messages.
@@ -59,7 +59,7 @@ def receive(line: socket.socket) -> Decoded:
     except MemoryError as error:
         raise ValueError(f"a vector of {payload_bytes} bytes, more than there is memory") from error
     fill(line, raw.data)
-    return head.tag, _vector(raw, head.dtype), head.numbers
+    return head, _vector(raw, head.dtype)
 
 
 def to_block(x: Tensor, tag: str, numbers: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -1,8 +1,11 @@
 """Vectors in memory that the processes of one host share, and their sums without a network.
 
-A sum of n members: each writes its vector into its own memory. They meet. Each adds up one n-th of all vectors, and
-writes the result into its own memory. They meet again, and read the other parts. A vector is copied about five times
-less than through the connections of gloo.
+A sum of n members: each writes its vector into the first slot of its own memory. They meet. Each adds up one n-th of
+all vectors, and writes the result into its second slot. They meet again, and read the other parts. A vector is copied
+about five times less than through the connections of gloo.
+
+A first slot may be written again after the second meeting, when all have read it. The second slots are written again
+after the first meeting of the next sum, when all have read them.
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from weakref import finalize
 
 import torch
 from torch import Tensor
 
 from murmur.core.group import weighted_mean
+from murmur.core.spare_vectors import SpareVectors
 
-SLOTS = 2  # vectors of one sequence: the one that is read, and the one that is written
+SLOTS = 2  # vectors of a sum: what a member gives, and its part of the result; of broadcasts: they alternate
 
 
 class SharedVectors:
@@ -34,6 +39,7 @@ class SharedVectors:
 
     def __init__(self, descriptor: int, numel: int, dtype: torch.dtype) -> None:
         self.descriptor = descriptor
+        self._close = finalize(self, os.close, descriptor)  # vectors of a length that comes only once
         memory = mmap.mmap(descriptor, SLOTS * numel * dtype.itemsize)
         self.slots: Sequence[Tensor] = torch.frombuffer(memory, dtype=dtype).view(SLOTS, numel).unbind()
 
@@ -50,20 +56,17 @@ class SharedVectors:
             own = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
         except OSError:
             return None
-        try:
-            found = os.fstat(own).st_size == SLOTS * numel * dtype.itemsize
-            vectors = cls(own, numel, dtype) if found else None
-        finally:
+        if os.fstat(own).st_size != SLOTS * numel * dtype.itemsize:
             os.close(own)
-        if vectors is not None:
-            vectors.descriptor = -1
+            return None
+        vectors = cls(own, numel, dtype)
+        vectors.close()
         return vectors
 
     def close(self) -> None:
         """Close the descriptor; the memory stays mapped."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._close()
+        self.descriptor = -1
 
 
 def network_of_host() -> int:
@@ -76,8 +79,6 @@ def network_of_host() -> int:
 
 class SharedSum:
     """Sums and means of the vectors (n,) of all members, each of which has its own `vectors`.
-
-    The slots alternate: a member may write its next vector while others still read the latest result.
 
     Args:
         vectors: Memory of each member, by rank.
@@ -94,46 +95,51 @@ class SharedSum:
         spent: Callable[[], AbstractContextManager[object]],
     ) -> None:
         self._vectors, self._rank, self._meet, self._spent = vectors, rank, meet, spent
-        self._at = 0
-        numel, size = vectors[rank].slots[0].numel(), len(vectors)
-        self._total = torch.empty_like(vectors[rank].slots[0])
+        own = vectors[rank].slots[0]
+        numel, size = own.numel(), len(vectors)
+        self._total: Tensor | None = None
+        self._spare = SpareVectors(numel, own.dtype)
         self._parts = [slice(*ends) for ends in pairwise(numel * r // size for r in range(size + 1))]
 
     def next(self) -> Tensor:
-        """Return this member's vector of the next sum, to be filled before the members meet."""
-        self._at = (self._at + 1) % SLOTS
-        return self._own
-
-    @property
-    def _own(self) -> Tensor:
-        return self._vectors[self._rank].slots[self._at]
+        """Return this member's vector of the next sum, to be filled before the members meet; no sum changes it."""
+        return self._vectors[self._rank].slots[0]
 
     def mean(self, weights: Sequence[float]) -> Tensor:
         """Return the weighted mean as a new vector, after all members have filled theirs and met."""
         with self._spent():
-            self._add(lambda parts: weighted_mean(parts, weights))
-            return torch.cat([v.slots[self._at][part] for v, part in zip(self._vectors, self._parts, strict=True)])
+            self._add(lambda parts, out: weighted_mean(parts, weights, out))
+            return self.latest()
+
+    def latest(self) -> Tensor:
+        """Return the latest result as a new vector once more; a member that is lost since then has left its part."""
+        return self._read(self._spare.take())
 
     def total(self, divisor: float) -> Tensor:
         """Return the sum over `divisor`, after all members have filled theirs and met; valid until the next one."""
         with self._spent():
-            self._add(lambda parts: _sum(parts).div_(divisor))
+            self._add(lambda parts, out: _sum(parts, out).div_(divisor))
             # Not this member's own memory: it may be changed here while others still read their parts of it.
-            for vectors, part in zip(self._vectors, self._parts, strict=True):
-                self._total[part] = vectors.slots[self._at][part]
+            self._total = self._read(torch.empty_like(self.next()) if self._total is None else self._total)
             return self._total
 
-    def _add(self, combined: Callable[[Sequence[Tensor]], Tensor]) -> None:
+    def _add(self, combine: Callable[[Sequence[Tensor], Tensor], Tensor]) -> None:
         mine = self._parts[self._rank]
-        self._own[mine] = combined([vectors.slots[self._at][mine] for vectors in self._vectors])
+        out = self._vectors[self._rank].slots[1][mine]
+        combine([vectors.slots[0][mine] for vectors in self._vectors], out)
         self._meet()
 
+    def _read(self, into: Tensor) -> Tensor:
+        for vectors, part in zip(self._vectors, self._parts, strict=True):
+            into[part] = vectors.slots[1][part]
+        return into
 
-def _sum(parts: Sequence[Tensor]) -> Tensor:
-    total = torch.add(parts[0], parts[1])
+
+def _sum(parts: Sequence[Tensor], out: Tensor) -> Tensor:
+    torch.add(parts[0], parts[1], out=out)
     for part in parts[2:]:
-        total.add_(part)
-    return total
+        out.add_(part)
+    return out
 
 
 @dataclass
@@ -160,8 +166,9 @@ LEAST_NUMEL = 4096
 class RecurringMeans:
     """Shared memory for means of vectors that recur, agreed on by numbers that the members of a mean share anyway.
 
-    The second vector of a length and type offers memory, the third one tells if it could be opened, and from the fourth
-    one on it is used. The numbers have the same length at all times, so that members whose vectors differ find it out.
+    The first vector of a length and type offers memory, the second one tells if it could be opened, and from the third
+    one on it is used: the system gives out no page of it before. The numbers have the same length at all times, so that
+    members whose vectors differ find it out.
     """
 
     def __init__(self, made: Callable[[list[SharedVectors]], SharedSum]) -> None:
@@ -176,11 +183,18 @@ class RecurringMeans:
         found = self._all[x.numel(), x.dtype]
         found.uses += 1
         if found.sum is not None:
-            found.sum.next().copy_(x)
-        elif found.uses == 2:
+            slot = found.sum.next()
+            if x.data_ptr() != slot.data_ptr():  # it may have been made there (`room`)
+                slot.copy_(x)
+        elif found.uses == 1:
             found.own = SharedVectors.make(x.numel(), x.dtype)
         descriptor = -1.0 if found.own is None else found.own.descriptor
         return (os.getpid(), descriptor, self._network, float(found.opened is not None))
+
+    def room(self, numel: int, dtype: torch.dtype) -> Tensor | None:
+        """Return this member's memory for the next vector like this, if there is any."""
+        found = self._all.get((numel, dtype))
+        return None if found is None or found.sum is None else found.sum.next()
 
     def accept(self, x: Tensor, rank: int, offers: Sequence[Sequence[float]]) -> SharedSum | None:
         """Return the sums that have a copy of each member's x; else go on with the offers of all members, by rank."""

@@ -10,7 +10,9 @@ Everything is a frame, whose numbers are in little-endian order:
 
 A request to the store, and its answer, have the header {"do", "key", ...} and a key's value as payload. A message
 between learners has the header {"tag", "dtype", "numbers"} and the elements of a vector as payload, which begins at a
-multiple of 16 bytes, so that it can be used where it lies. The frame `END` ends a stream of messages.
+multiple of 16 bytes, so that it can be used where it lies. Between learners of one host, the header may also hold an
+"offer" of memory where vectors lie, or, in place of the payload, a "loan" of one of them and its number of elements
+(`lent_vectors.py`). The frame `END` ends a stream of messages.
 
 A reader refuses a frame with a ValueError if a length exceeds its limit, the header's length is not a multiple of 16,
 the header does not fit the checksum or is no JSON object, a field is missing or has another type, or the payload is no
@@ -26,8 +28,8 @@ import socket
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 Head = dict[str, Any]
 PREFIX = struct.Struct("<IIQ")  # checksum, lengths of the header and of the payload
@@ -141,17 +143,52 @@ def fill(line: socket.socket, view: memoryview) -> None:
         view = view[got:]
 
 
+class Offer(NamedTuple):
+    """Memory of a process in which vectors for others of its host lie."""
+
+    process: int
+    descriptor: int
+    network: int
+    token: int
+    slot_bytes: int
+
+
+class Loan(NamedTuple):
+    """A vector in the memory with a token; its reader writes `number` into a cell when it has finished."""
+
+    token: int
+    slot: int
+    cell: int
+    number: int
+
+
 @dataclass(frozen=True)
 class MessageHead:
-    """Header of a message between learners: tag, type of the elements, and numbers, also nan and infinite ones."""
+    """Header of a message between learners.
+
+    Attributes:
+        tag: Tag.
+        dtype: Type of the elements.
+        numbers: Numbers, also nan and infinite ones.
+        offer: Memory in which the vector also lies; None: in none that others can map.
+        loan: Where the vector lies, in place of a payload; None: in the payload.
+        elements: Number of elements of a lent vector.
+    """
 
     tag: str
     dtype: str
     numbers: tuple[float, ...]
+    offer: Offer | None = None
+    loan: Loan | None = None
+    elements: int = 0
 
     def encode(self, payload_bytes: int) -> bytes:
         """Return the bytes of a message before its elements; refuses what a reader would refuse."""
-        head = {"tag": self.tag, "dtype": self.dtype, "numbers": list(self.numbers)}
+        head: Head = {"tag": self.tag, "dtype": self.dtype, "numbers": list(self.numbers)}
+        if self.offer is not None:
+            head["offer"] = list(self.offer)
+        if self.loan is not None:
+            head |= {"loan": list(self.loan), "elements": self.elements}
         _check_elements(self.dtype, payload_bytes)
         return encode_head(head, payload_bytes, MESSAGE)
 
@@ -159,7 +196,19 @@ class MessageHead:
     def of(cls, head: Head, payload_bytes: int) -> MessageHead:
         found = cls(text(head, "tag"), text(head, "dtype"), tuple(_numbers(head.get("numbers"))))
         _check_elements(found.dtype, payload_bytes)
+        if "offer" in head:
+            found = replace(found, offer=Offer(*_exact(head, "offer", len(Offer._fields))))
+        if "loan" in head:
+            elements = whole(head, "elements", 0, MESSAGE.payload_bytes)
+            found = replace(found, loan=Loan(*_exact(head, "loan", len(Loan._fields))), elements=elements)
         return found
+
+
+def _exact(head: Head, name: str, count: int) -> list[int]:
+    found = wholes(head, name, 0, (1 << 63) - 1)
+    if len(found) != count:
+        raise ValueError(f"{name} has {len(found)} numbers, not {count}")
+    return found
 
 
 def text(head: Head, name: str) -> str:
