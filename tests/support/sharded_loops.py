@@ -84,7 +84,7 @@ def trained(
                     mean(rows(n, 0)[0])
             loss = loss_of(model, n, me.rank, me.shard, me.shards)
             loss.backward()
-            me.step(samples=ROWS / me.shards + me.rank, loss=loss, clip=0.8 if n % 2 else None)
+            me.step(samples=(ROWS + me.rank) / me.shards, loss=loss, clip=0.8 if n % 2 else None)
 
 
 def meshes() -> tuple[DeviceMesh, DeviceMesh]:
