@@ -1,17 +1,20 @@
 """Programs of sharded learners: two learners of two processes, and the same loop of two whole learners.
 
-    python -m tests.support.sharded_loops FOLDER PROGRAM      one of four processes, with RANK in its environment
+python -m tests.support.sharded_loops FOLDER PROGRAM ...      one of four processes, with RANK in its environment
 """
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -19,9 +22,21 @@ from torch.distributed.fsdp import fully_shard
 import murmur
 from murmur.core.learner import Strategy
 from murmur.core.world import Seat
-from murmur.strategies import ADPSGD, BMUF, KAVG, DelayByOne, DiLoCo, GossipPGA, SlowMo, SyncSGD
+from murmur.strategies import (
+    ADPSGD,
+    BMUF,
+    KAVG,
+    AdaptiveKAVG,
+    Compressed,
+    DelayByOne,
+    DiLoCo,
+    GossipPGA,
+    ParameterAveraging,
+    SlowMo,
+    SyncSGD,
+)
 
-LEARNERS, SHARDS, ROWS, STEPS = 2, 2, 8, 11
+LEARNERS, SHARDS, ROWS, STEPS, SAVED, SPOILED = 2, 2, 8, 11, 6, 4
 EQUAL: dict[str, Strategy] = {
     "KAVG": KAVG(4),
     "KAVG with moments": KAVG(4, moments="averaged"),
@@ -76,15 +91,31 @@ def trained(
     seat: Seat | None = None,
     mesh: DeviceMesh | None = None,
     steps: int = STEPS,
-) -> None:
+    spoiled: int | None = None,
+) -> list[float]:
+    """Train a model; return the norms of the steps that were clipped.
+
+    Args:
+        strategy: Strategy.
+        model: Model.
+        seat: Seat of a whole learner.
+        mesh: Mesh of sharded learners.
+        steps: Steps of each learner.
+        spoiled: Step in which the first learner has an infinite loss; with shards, its second process alone.
+    """
+    norms = []
     with murmur.join(strategy, model, adam(model), seat=seat, mesh=mesh) as me:
         for n in range(steps):
             if n == 5:
                 with me.consensus() as mean:
                     mean(rows(n, 0)[0])
             loss = loss_of(model, n, me.rank, me.shard, me.shards)
+            if n == spoiled and me.rank == 0 and me.shard == me.shards - 1:
+                loss = loss * math.inf
             loss.backward()
-            me.step(samples=(ROWS + me.rank) / me.shards, loss=loss, clip=0.8 if n % 2 else None)
+            norm = me.step(samples=(ROWS + me.rank) / me.shards, loss=loss, clip=0.8 if n % 2 else None)
+            norms += [] if norm is None else [float(norm)]
+    return norms
 
 
 def meshes() -> tuple[DeviceMesh, DeviceMesh]:
@@ -107,27 +138,182 @@ def whole(model: nn.Module) -> dict[str, Tensor]:
     return {name: x.full_tensor() if hasattr(x, "full_tensor") else x.clone() for name, x in named}
 
 
-def equal() -> dict[str, object]:
-    """Train by each of the strategies that have one result."""
+def equal(folder: Path) -> dict[str, object]:
+    """Train by each of the strategies that have one result; return models, and the norms of clipped steps."""
     learners, shards = meshes()
     found: dict[str, object] = {}
     for name, strategy in EQUAL.items():
-        model = sharded(uneven(dist.get_rank(learners.get_group())), shards)
-        trained(strategy, model, mesh=learners)
+        model = sharded(uneven(learners.get_local_rank()), shards)
+        found[f"norms of {name}"] = trained(strategy, model, mesh=learners)
         found[name] = whole(model)
     return found
 
 
-PROGRAMS: dict[str, Callable[[], dict[str, object]]] = {"equal": equal}
+def odd(folder: Path) -> dict[str, object]:
+    """Train where processes of a learner differ: in parts that FSDP leaves whole, and in a bad minibatch."""
+    learners, shards = meshes()
+    parts = uneven(dist.get_rank())
+    for name, p in parts.named_parameters():
+        if name.startswith("middle"):  # the first process of a learner has the others' parameters
+            p.data.copy_(uneven(learners.get_local_rank()).get_parameter(name))
+    fully_shard(parts.middle, mesh=shards)
+    trained(KAVG(4), parts, mesh=learners)
+    bad = sharded(uneven(learners.get_local_rank()), shards)
+    trained(KAVG(4), bad, mesh=learners, spoiled=SPOILED)
+    return {"parts": whole(parts), "bad": whole(bad)}
+
+
+def pairs(folder: Path) -> dict[str, object]:
+    """Train by ADPSGD with gradients that do not depend on the weights, so that their mean has one value."""
+    learners, shards = meshes()
+    torch.manual_seed(0)
+    model = nn.Linear(6, 5)
+    fully_shard(model, mesh=shards)
+    begun = whole(model)
+    linear(ADPSGD(), model, mesh=learners)
+    return {"begun": begun, "end": whole(model)}
+
+
+def linear(strategy: Strategy, model: nn.Module, seat: Seat | None = None, mesh: DeviceMesh | None = None) -> nn.Module:
+    with murmur.join(strategy, model, torch.optim.SGD(model.parameters(), 0.1), seat=seat, mesh=mesh) as me:
+        for n in range(30):
+            x = rows(n, me.rank)[0][me.shard :: me.shards]
+            model(x).mean().backward()
+            me.step()
+    return model
+
+
+def norm_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def saved(folder: Path) -> dict[str, object]:
+    """Train a model with records, save it in the middle of a round, and resume that in a second block."""
+    learners, shards = meshes()
+    found: dict[str, object] = {}
+    place = folder / f"state-{learners.get_local_rank()}-{shards.get_local_rank()}"
+    for name, begin in (("uninterrupted", 0), ("resumed", SAVED)):
+        model = norm_net()
+        fully_shard(model, mesh=shards)
+        out = folder / "records" if begin == 0 else None
+        with murmur.join(KAVG(4), model, adam(model), mesh=learners, out=out) as me:
+            sampler = me.sampler(range(STEPS * 4 * LEARNERS * SHARDS), step_samples=4)
+            if begin:
+                state = {"run": me.state_dict()}
+                dcp.load(state, checkpoint_id=place, no_dist=True)
+                me.load_state_dict(state["run"])
+            drawn = [n for n, _ in zip(sampler, range(4 * (STEPS - begin)), strict=False)]
+            for n in range(begin, STEPS):
+                if n == SAVED and not begin:
+                    dcp.save({"run": me.state_dict()}, checkpoint_id=place, no_dist=True)
+                loss_of(model, n, me.rank, me.shard, me.shards).backward()
+                me.step()
+            found[f"steps {name}"] = me.steps
+        found[name] = whole(model)
+        found[f"drawn {name}"] = drawn
+        model.eval()
+        with torch.no_grad():
+            found[f"output {name}"] = model(rows(0, 0)[0])
+    return found
+
+
+def asked(folder: Path) -> dict[str, object]:
+    """Train until a signal to one process stops all of them, all with the same data."""
+    learners, shards = meshes()
+    model = norm_net()
+    fully_shard(model, mesh=shards)
+    with murmur.join(KAVG(2), model, adam(model), mesh=learners) as me:
+        for n in range(2000):
+            if me.should_stop:
+                break
+            if n == 3 and (me.rank, me.shard) == (1, 1):
+                os.kill(os.getpid(), signal.SIGTERM)
+            loss_of(model, n, 0).backward()
+            me.step()
+            with me.consensus() as mean:
+                mean.eval()
+                shown = mean(rows(0, 0)[0]).detach()
+                mean.train()
+        return {"steps": me.steps, "shown": shown}
+
+
+def lost(folder: Path) -> dict[str, object]:
+    """Train until one process is killed."""
+    learners, shards = meshes()
+    model = norm_net()
+    fully_shard(model, mesh=shards)
+    strategy = KAVG(2) if (folder / "KAVG").exists() else ADPSGD()
+    with murmur.join(strategy, model, adam(model), mesh=learners) as me:
+        for n in range(100000):
+            if n == 5 and (me.rank, me.shard) == (1, 0):
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss_of(model, n, me.rank, me.shard, me.shards).backward()
+            me.step()
+    return {}
+
+
+def refused(folder: Path) -> dict[str, object]:
+    """Join what cannot be joined; return the messages."""
+    learners, shards = meshes()
+    everywhere = init_device_mesh("cpu", (LEARNERS * SHARDS,))
+    both = init_device_mesh("cpu", (LEARNERS, SHARDS), mesh_dim_names=("replicate", "shard"))
+
+    def made(mesh: DeviceMesh | None) -> nn.Module:
+        model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1))
+        if mesh is not None:
+            fully_shard(model, mesh=mesh)
+        return model
+
+    partly = made(None)
+    fully_shard(partly[0], mesh=shards)
+    figures = murmur.Plan(evaluate=lambda model: {"loss": 0.0})
+    scaled = murmur.Plan(total_steps=8, scaling=murmur.scaling(ADPSGD()))
+    tries: dict[str, Callable[[], object]] = {
+        "no mesh": lambda: murmur.join(KAVG(), m := made(shards), adam(m)),
+        "one learner of all": lambda: murmur.join(KAVG(), m := made(everywhere), adam(m), mesh=learners),
+        "HSDP": lambda: murmur.join(KAVG(), m := made(both), adam(m), mesh=learners),
+        "whole": lambda: murmur.join(KAVG(), m := made(None), adam(m), mesh=learners),
+        "mesh of shards": lambda: murmur.join(KAVG(), m := made(shards), adam(m), mesh=shards),
+        "norms": lambda: murmur.join(ParameterAveraging(), m := made(shards), adam(m), mesh=learners),
+        "losses": lambda: murmur.join(AdaptiveKAVG(), m := made(shards), adam(m), mesh=learners),
+        "compressed": lambda: murmur.join(Compressed(KAVG(), "int8"), m := made(shards), adam(m), mesh=learners),
+        "figures": lambda: murmur.join(KAVG(), m := made(shards), adam(m), figures, mesh=learners),
+        "scaling": lambda: murmur.join(ADPSGD(), m := made(shards), adam(m), scaled, mesh=learners),
+        "whole beside shards": lambda: murmur.join(ADPSGD(), partly, adam(partly), mesh=learners),
+    }
+    found: dict[str, object] = {}
+    for name, join in tries.items():
+        try:
+            join()
+        except ValueError as error:
+            found[name] = str(error)
+    model = made(shards)
+    with murmur.join(KAVG(), model, adam(model), mesh=learners, data="disjoint") as me:
+        state = me.state_dict()
+        for name, call in (
+            ("state of another", lambda: me.load_state_dict({**state, "shard": ((1 - me.shard, SHARDS),)})),
+            ("last backward", lambda: me.last_backward().__enter__()),
+        ):
+            try:
+                call()
+            except (ValueError, RuntimeError) as error:
+                found[name] = str(error)
+    return found
+
+
+PROGRAMS: dict[str, Callable[[Path], dict[str, object]]] = {
+    made.__name__: made for made in (equal, odd, pairs, saved, asked, lost, refused)
+}
 
 
 def main() -> None:
-    folder, program = Path(sys.argv[1]), sys.argv[2]
+    folder, *programs = Path(sys.argv[1]), *sys.argv[2:]
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=LEARNERS * SHARDS)
-    found = PROGRAMS[program]()
+    found = {program: PROGRAMS[program](folder) for program in programs}
     torch.save(found, folder / f"found-{rank}")
     dist.destroy_process_group()
 

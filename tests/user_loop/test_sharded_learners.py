@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,10 +18,23 @@ import torch
 from torch import Tensor, nn
 
 from murmur.core.world import Seat
+from murmur.strategies import ADPSGD, KAVG
+from murmur.worlds.process.launcher import PEER_LOST_STATUS
 from murmur.worlds.threads import ThreadWorld
-from tests.support import sharded_loops
 from tests.support.forked_python import ROOT
-from tests.support.sharded_loops import EQUAL, LEARNERS, SHARDS, trained, uneven
+from tests.support.sharded_loops import (
+    EQUAL,
+    LEARNERS,
+    SAVED,
+    SHARDS,
+    SPOILED,
+    STEPS,
+    linear,
+    norm_net,
+    rows,
+    trained,
+    uneven,
+)
 from tests.support.user_loops import Words
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -33,8 +49,8 @@ class Ended:
     found: list[dict[str, Any]]
 
 
-def launched(folder: Path, program: str) -> Ended:
-    words = [sys.executable, "-m", "tests.support.sharded_loops", str(folder), program]
+def launched(folder: Path, *programs: str) -> Ended:
+    words = [sys.executable, "-m", "tests.support.sharded_loops", str(folder), *programs]
     processes = [
         subprocess.Popen(
             words,
@@ -51,8 +67,8 @@ def launched(folder: Path, program: str) -> Ended:
     return Ended([process.returncode for process in processes], said, found)
 
 
-def ended_well(folder: Path, program: str) -> list[dict[str, Any]]:
-    end = launched(folder, program)
+def ended_well(folder: Path, *programs: str) -> list[dict[str, Any]]:
+    end = launched(folder, *programs)
     assert end.codes == [0] * 4, "\n".join(end.said)
     return end.found
 
@@ -69,20 +85,131 @@ def check_close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 @pytest.fixture(scope="module")
-def equal(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
-    return ended_well(tmp_path_factory.mktemp("equal"), "equal")
+def equal(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return [found["equal"] for found in ended_well(tmp_path_factory.mktemp("equal"), "equal")]
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_sharded_learners_are_as_whole_ones(name: str, equal: list[dict[str, dict[str, Tensor]]]) -> None:
+def test_sharded_learners_are_as_whole_ones(name: str, equal: list[dict[str, Any]]) -> None:
+    norms: dict[int, list[float]] = {}
+
     def body(seat: Seat) -> nn.Module:
-        model = seats[seat.group.rank]
-        trained(EQUAL[name], model, seat)
+        model = models[seat.group.rank]
+        norms[seat.group.rank] = trained(EQUAL[name], model, seat)
         return model
 
-    seats = [uneven(rank) for rank in range(LEARNERS)]  # drawn here: torch's generator belongs to all threads
-    expected = unsharded(body)
-    for found in equal:
-        check_close(found[name], expected[0])
+    models = [uneven(rank) for rank in range(LEARNERS)]  # drawn here: torch's generator belongs to all threads
+    expected = unsharded(body)[0]
+    for rank, found in enumerate(equal):
+        check_close(found[name], expected)
+        assert found[f"norms of {name}"] == pytest.approx(norms[rank // SHARDS], rel=1e-5)
     begun = uneven(0).state_dict()
     assert not torch.equal(begun["inner.weight"], equal[0][name]["inner.weight"])
+    assert max(norms[0]) > 0.8  # some steps were clipped
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("others")
+
+
+@pytest.fixture(scope="module")
+def others(folder: Path) -> list[dict[str, Any]]:
+    return ended_well(folder, "odd", "pairs", "saved", "asked", "refused")
+
+
+@pytest.mark.parametrize(("name", "spoiled"), [("parts", None), ("bad", SPOILED)])
+def test_what_a_process_finds_alone_counts_for_its_learner(
+    name: str, spoiled: int | None, others: list[dict[str, Any]]
+) -> None:
+    def body(seat: Seat) -> nn.Module:
+        trained(KAVG(4), models[seat.group.rank], seat, spoiled=spoiled)
+        return models[seat.group.rank]
+
+    models = [uneven(rank) for rank in range(LEARNERS)]
+    expected = unsharded(body)[0]
+    for found in others:
+        check_close(found["odd"][name], expected)
+        assert all(torch.equal(x, others[0]["odd"][name][key]) for key, x in found["odd"][name].items())
+
+
+def test_pairs_average_each_shard_to_one_model(others: list[dict[str, Any]]) -> None:
+    """Moments of exchanges differ between shards; all learners end with one model, and the mean is kept."""
+    model = nn.Linear(6, 5)
+    begun = {name: x.clone() for name, x in model.state_dict().items()}
+    models = [nn.Linear(6, 5) for _ in range(LEARNERS)]
+    for each in models:
+        each.load_state_dict(begun)
+    expected = unsharded(lambda seat: linear(ADPSGD(), models[seat.group.rank], seat))[0]
+    for found in others:
+        first = others[0]["pairs"]
+        assert all(torch.equal(found["pairs"]["end"][name], x) for name, x in first["end"].items())
+        moved = {name: x - first["begun"][name] for name, x in first["end"].items()}
+        check_close(moved, {name: x - begun[name] for name, x in expected.items()})
+
+
+def test_a_saved_run_is_resumed_to_the_bit(others: list[dict[str, Any]]) -> None:
+    for found in (each["saved"] for each in others):
+        first = others[0]["saved"]
+        assert all(torch.equal(x, found["resumed"][name]) for name, x in first["uninterrupted"].items())
+        assert all(torch.equal(x, found["uninterrupted"][name]) for name, x in first["uninterrupted"].items())
+        assert found["steps uninterrupted"] == found["steps resumed"] == STEPS
+        assert found["drawn resumed"] == found["drawn uninterrupted"][4 * SAVED :]
+        model = norm_net()
+        model.load_state_dict(found["resumed"])
+        with torch.no_grad():
+            torch.testing.assert_close(model.eval()(rows(0, 0)[0]), found["output resumed"])
+
+
+def test_each_process_has_its_part_of_the_data(others: list[dict[str, Any]]) -> None:
+    drawn = [each["saved"]["drawn uninterrupted"] for each in others]
+    assert sorted(number for part in drawn for number in part) == list(range(4 * STEPS * LEARNERS * SHARDS))
+
+
+def test_the_first_processes_write_the_records(folder: Path, others: list[dict[str, Any]]) -> None:
+    records = [json.loads(line) for line in (folder / "records" / "records.jsonl").read_text().splitlines()]
+    steps = [record["learner"] for record in records if "step" in record or "loss" in record]
+    assert {*steps} == {0, 1}
+    assert json.loads((folder / "records" / "run.json").read_text())["learners"] == LEARNERS
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(others: list[dict[str, Any]]) -> None:
+    found = [each["asked"] for each in others]
+    assert len({each["steps"] for each in found}) == 1
+    assert 3 < found[0]["steps"] < 2000
+    for learner in range(LEARNERS):  # the mean has one set of buffers
+        torch.testing.assert_close(
+            found[SHARDS * learner]["shown"], found[SHARDS * learner + 1]["shown"], rtol=0, atol=0
+        )
+
+
+REFUSED = {
+    "no mesh": r"wrapped in FSDPModule, which shards the model .*join\(..., mesh=mesh\[.learner.\]\)",
+    "one learner of all": r"stand in the mesh of learners and in that of shards, .*init_device_mesh",
+    "HSDP": r"0.weight is sharded by .* over 2 dimensions of processes, .*init_device_mesh",
+    "whole": r"mesh is for learners whose model is sharded by fully_shard: give a mesh of two dimensions",
+    "mesh of shards": r"stand in the mesh of learners and in that of shards",
+    "norms": r"ParameterAveraging.* does not declare Facts.elementwise",
+    "losses": r"AdaptiveKAVG.* does not declare Facts.elementwise",
+    "compressed": r"Compressed.* does not declare Facts.elementwise",
+    "figures": r"evaluate inside me.consensus\(\)",
+    "scaling": r"set the rate in the loop",
+    "whole beside shards": r"1.weight is whole in each process of a learner, .*: apply fully_shard to the whole model",
+    "state of another": r"each process of a learner loads the state that it has saved",
+    "last backward": r"not for sharded learners",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused(name: str, others: list[dict[str, Any]]) -> None:
+    for found in others:
+        assert re.search(REFUSED[name], found["refused"][name]), found["refused"][name]
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("KAVG"), pytest.param("ADPSGD", marks=pytest.mark.slow)])
+def test_a_lost_process_ends_the_run(strategy: str, tmp_path: Path) -> None:
+    (tmp_path / strategy).touch()
+    end = launched(tmp_path, "lost")
+    assert end.codes[2] == -signal.SIGKILL
+    assert 0 not in end.codes
+    assert "PeerLost" in end.said[0] + end.said[1] or PEER_LOST_STATUS in end.codes
