@@ -243,14 +243,14 @@ def lost(folder: Path) -> dict[str, object]:
     learners, shards = meshes()
     model = norm_net()
     fully_shard(model, mesh=shards)
-    strategy = KAVG(2) if (folder / "KAVG").exists() else ADPSGD()
+    strategy, steps = (KAVG(2), 100000) if (folder / "KAVG").exists() else (ADPSGD(), 100)
     with murmur.join(strategy, model, adam(model), mesh=learners) as me:
-        for n in range(100000):
+        for n in range(steps):
             if n == 5 and (me.rank, me.shard) == (1, 0):
                 os.kill(os.getpid(), signal.SIGKILL)
             loss_of(model, n, me.rank, me.shard, me.shards).backward()
             me.step()
-    return {}
+    return whole(model)
 
 
 def refused(folder: Path) -> dict[str, object]:

@@ -114,8 +114,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def others(folder: Path) -> list[dict[str, Any]]:
-    return ended_well(folder, "odd", "pairs", "saved", "asked", "refused")
+def ended(folder: Path) -> Ended:
+    return launched(folder, "odd", "pairs", "saved", "asked", "refused")
+
+
+@pytest.fixture(scope="module")
+def others(ended: Ended) -> list[dict[str, Any]]:
+    assert ended.codes == [0] * 4, "\n".join(ended.said)
+    return ended.found
+
+
+@pytest.fixture(scope="module")
+def messages(ended: Ended) -> list[str]:
+    return ended.said
 
 
 @pytest.mark.parametrize(("name", "spoiled"), [("parts", None), ("bad", SPOILED)])
@@ -206,10 +217,20 @@ def test_what_cannot_work_is_refused(name: str, others: list[dict[str, Any]]) ->
         assert re.search(REFUSED[name], found["refused"][name]), found["refused"][name]
 
 
+def test_processes_that_read_the_same_data_are_told_so_once(messages: list[str]) -> None:
+    told = [said.count("has read the same data") for said in messages]
+    assert sum(told) == 1
+    assert told[1] == told[3] == 0
+
+
 @pytest.mark.parametrize("strategy", [pytest.param("KAVG"), pytest.param("ADPSGD", marks=pytest.mark.slow)])
-def test_a_lost_process_ends_the_run(strategy: str, tmp_path: Path) -> None:
+def test_the_loss_of_a_process_is_that_of_its_learner(strategy: str, tmp_path: Path) -> None:
+    """In lock-step it ends the run; with ADPSGD the other learner goes on to its end."""
     (tmp_path / strategy).touch()
     end = launched(tmp_path, "lost")
+    status = PEER_LOST_STATUS if strategy == "KAVG" else 0
+    assert end.codes[:2] == [status] * SHARDS, end.said
     assert end.codes[2] == -signal.SIGKILL
-    assert 0 not in end.codes
-    assert "PeerLost" in end.said[0] + end.said[1] or PEER_LOST_STATUS in end.codes
+    assert end.codes[3] not in (0, None)
+    if strategy == "ADPSGD":
+        check_close(end.found[0]["lost"], end.found[1]["lost"])
