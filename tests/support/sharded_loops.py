@@ -21,7 +21,9 @@ from torch.distributed.fsdp import fully_shard
 
 import murmur
 from murmur.core.learner import Strategy
+from murmur.core.shards import own_part
 from murmur.core.world import Seat
+from murmur.engine import graceful_stop
 from murmur.strategies import (
     ADPSGD,
     BMUF,
@@ -101,7 +103,8 @@ def trained(
         seat: Seat of a whole learner.
         mesh: Mesh of sharded learners.
         steps: Steps of each learner.
-        spoiled: Step in which the first learner has an infinite loss; with shards, its second process alone.
+        spoiled: Step in which the first learner has an infinite loss, two steps before an infinite element
+            of the gradient; with shards, both in its second process alone.
     """
     norms = []
     with murmur.join(strategy, model, adam(model), seat=seat, mesh=mesh) as me:
@@ -110,9 +113,12 @@ def trained(
                 with me.consensus() as mean:
                     mean(rows(n, 0)[0])
             loss = loss_of(model, n, me.rank, me.shard, me.shards)
-            if n == spoiled and me.rank == 0 and me.shard == me.shards - 1:
+            spoils = me.rank == 0 and me.shard == me.shards - 1
+            if n == spoiled and spoils:
                 loss = loss * math.inf
             loss.backward()
+            if spoiled is not None and n == spoiled + 2 and spoils:
+                own_part(next(model.parameters()).grad)[0, 0] = math.inf
             norm = me.step(samples=(ROWS + me.rank) / me.shards, loss=loss, clip=0.8 if n % 2 else None)
             norms += [] if norm is None else [float(norm)]
     return norms
@@ -219,15 +225,19 @@ def saved(folder: Path) -> dict[str, object]:
 
 
 def asked(folder: Path) -> dict[str, object]:
-    """Train until a signal to one process stops all of them, all with the same data."""
+    """Train until a signal to one process stops all of them, all with the same data.
+
+    The learners of one shard look for requests after each round, those of the other after ever more of them.
+    """
     learners, shards = meshes()
+    graceful_stop.CHECK_SECONDS = 1e9 * shards.get_local_rank()
     model = norm_net()
     fully_shard(model, mesh=shards)
     with murmur.join(KAVG(2), model, adam(model), mesh=learners) as me:
         for n in range(2000):
             if me.should_stop:
                 break
-            if n == 3 and (me.rank, me.shard) == (1, 1):
+            if n == 8 and (me.rank, me.shard) == (1, 1):
                 os.kill(os.getpid(), signal.SIGTERM)
             loss_of(model, n, 0).backward()
             me.step()
