@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 import murmur
 from murmur.strategies import KAVG
 
-EPOCHS, BATCH = 30, 16
+EPOCHS, BATCH = 6, 25
 
 
 def spiral(points: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -40,9 +40,9 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (learners, shards), mesh_dim_names=("learner", "shard"))  # <- "cuda" for GPUs
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
-    for layer in (model[0], model[2], model):
+    for layer in (model[2], model):
         fully_shard(layer, mesh=mesh["shard"])  # <- over the processes of one learner
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
     x, arm = spiral(2000, seed=1)
     with murmur.join(KAVG(K=8), model, optimizer, mesh=mesh["learner"]) as me:  # <- each with those of its shard
         sampler = me.sampler(x)  # a part for each process

@@ -248,6 +248,21 @@ def asked(folder: Path) -> dict[str, object]:
         return {"steps": me.steps, "shown": shown}
 
 
+def scaled(folder: Path) -> dict[str, object]:
+    """Train with a loss scaler, whose scale one process of the second learner overflows."""
+    learners, shards = meshes()
+    model = norm_net()
+    fully_shard(model, mesh=shards)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with murmur.join(KAVG(2), model, adam(model), mesh=learners) as me:
+        for n in range(6):
+            loss = loss_of(model, n, me.rank, me.shard, me.shards)
+            scaler.scale(loss * math.inf if (n, me.rank, me.shard) == (2, 1, 1) else loss).backward()
+            scaler.step(me)
+            scaler.update()
+    return {"scale": scaler.get_scale(), **whole(model)}
+
+
 def lost(folder: Path) -> dict[str, object]:
     """Train until one process is killed."""
     learners, shards = meshes()
@@ -313,7 +328,7 @@ def refused(folder: Path) -> dict[str, object]:
 
 
 PROGRAMS: dict[str, Callable[[Path], dict[str, object]]] = {
-    made.__name__: made for made in (equal, odd, pairs, saved, asked, lost, refused)
+    made.__name__: made for made in (equal, odd, pairs, saved, asked, scaled, lost, refused)
 }
 
 

@@ -62,7 +62,11 @@ def launched(folder: Path, *programs: str) -> Ended:
         )
         for rank in range(LEARNERS * SHARDS)
     ]
-    said = [process.communicate(timeout=200)[1] for process in processes]
+    try:
+        said = [process.communicate(timeout=100)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     saved = [folder / f"found-{rank}" for rank in range(LEARNERS * SHARDS)]
     found = [torch.load(path, weights_only=True) if path.exists() else {} for path in saved]
     return Ended([process.returncode for process in processes], said, found)
@@ -116,7 +120,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ended(folder: Path) -> Ended:
-    return launched(folder, "odd", "pairs", "saved", "asked", "refused")
+    return launched(folder, "odd", "pairs", "saved", "asked", "scaled", "refused")
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +197,13 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(others: list[dict
         torch.testing.assert_close(
             found[SHARDS * learner]["shown"], found[SHARDS * learner + 1]["shown"], rtol=0, atol=0
         )
+
+
+def test_processes_of_a_learner_have_one_scale(others: list[dict[str, Any]]) -> None:
+    found = [each["scaled"] for each in others]
+    assert [each.pop("scale") for each in found] == [4.0, 4.0, 2.0, 2.0]
+    assert all(torch.isfinite(x).all() for x in found[0].values())
+    assert all(torch.equal(x, each[name]) for each in found for name, x in found[0].items())
 
 
 REFUSED = {
