@@ -213,7 +213,7 @@ class Joined(LearnerData, Recorded):
         self._me = Learner(self._seat, weights, source, Facts.of(self.strategy).lock_step)
         source.follow(self._me, self.strategy)
         self._shards.enter(source, self._all)
-        self._answers = Answers(group, self._loop, self._buffers, outlives(self.strategy, group))
+        self._answers = Answers(group, self._loop, self._buffers, outlives(self.strategy, self._all))
 
     async def _begin(self) -> dict[str, float] | None:
         group, digests, model = self._world, None, self._buffers.model
