@@ -27,6 +27,16 @@ def test_my_own_loop() -> None:
     assert float(found[1]) > 97
 
 
+@pytest.mark.processes
+def test_sharded_learners() -> None:
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    command = [sys.executable, *words, str(EXAMPLES / "sharded_learners.py")]
+    run = subprocess.run(command, check=False, timeout=110, capture_output=True, text=True)
+    found = re.fullmatch(r"2 learners of 2 processes, ([\d.]+)% of unseen points right\n", run.stdout)
+    assert found is not None, run.stderr[-2000:]
+    assert float(found[1]) > 95
+
+
 def test_new_strategy_is_simulated() -> None:
     module = runpy.run_path(str(EXAMPLES / "new_strategy.py"))
     rows = module["simulate"](learners=4)

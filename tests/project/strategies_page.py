@@ -66,6 +66,7 @@ MEANINGS = {  # fact -> its meaning
     "adds_steps": "the model moves by the sum of all learners' steps, not by their mean",
     "repeatable_steps": "the members of a super-learner can repeat its leader's steps",
     "gradients_a_step": "learners whose gradients are summed for one step of an optimizer; `None`: all",
+    "elementwise": "each element is treated alone: learners may be [sharded](your_own_loop.md#sharded-learners)",
     "needs_plain_sgd": "its equation holds for plain SGD only; a warning tells of an optimizer with moments",
     "follows_growth": "it scales its steps with the number of learners itself ([scaling](scaling.md))",
 }

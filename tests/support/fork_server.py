@@ -46,6 +46,7 @@ LIBRARIES = (
     *("scipy.signal", "scipy.sparse", "scipy.special", "lhotse", "soundfile", "soxr", "jiwer", "kaldialign"),
     *("kaldifst", "kaldilm", "kaldi_hmm_gmm", "kaldi_decoder", "kaldi_native_io", "jinja2"),
     *("torch.distributed.run", "torch.distributed.elastic.agent.server.local_elastic_agent", "torch.optim.swa_utils"),
+    "torch.distributed.fsdp",
     *("multiprocessing.spawn", "rich.progress", "rich.traceback", "typer.rich_utils", "numpy.random", "pdb"),
 )
 

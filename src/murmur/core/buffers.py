@@ -42,6 +42,7 @@ from torch.nn.parameter import is_lazy
 from murmur.core.errors import nearest
 from murmur.core.flat import Layout, is_finite
 from murmur.core.group import Group, WorldMismatch, weighted_mean
+from murmur.core.shards import own_part
 from murmur.core.torch_private import spectral_vectors, version_of
 
 Rule = Literal["mean", "first", "own"]
@@ -76,7 +77,7 @@ def rules_of(model: nn.Module, named: Mapping[str, str]) -> dict[str, Rule]:
     for pattern in named:
         if not any(fnmatchcase(name, pattern) for name in buffers):
             raise ValueError(f"buffers: the model has no buffer {pattern!r}{nearest(pattern, list(buffers))}")
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters() if is_dense(p) and p.numel()}
+    weights = {own_part(p).untyped_storage().data_ptr() for p in model.parameters() if is_dense(p) and p.numel()}
     powers = spectral_vectors(model)
     found: dict[str, Rule] = {}
     free: dict[str, Tensor] = {}

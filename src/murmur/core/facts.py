@@ -40,6 +40,8 @@ class Facts:
         repeatable_steps: The members of a super-learner can repeat its leader's steps: those of the optimizer with the
             gradient itself, and with moments that the strategy leaves alone.
         gradients_a_step: Learners whose gradients are summed for one step of an optimizer; None: all.
+        elementwise: It treats each element of the weights alone, and nothing else depends on values of elements or
+            on losses, so that each shard of a sharded model can be averaged by itself.
         needs_plain_sgd: Its equation holds for steps of plain SGD only: a warning tells if the optimizer keeps moments.
     """
 
@@ -57,6 +59,7 @@ class Facts:
     adds_steps: bool = False
     repeatable_steps: bool = True
     gradients_a_step: int | None = 1
+    elementwise: bool = False
     needs_plain_sgd: bool = False
 
     @classmethod
@@ -69,7 +72,10 @@ class Facts:
 
 
 # Facts that a strategy that runs another one has only if it declares them.
-NOT_OF_INNER = ("tolerates_loss", "accepts_new_learners", "staleness", "sets_weights_every", "least_learners")
+NOT_OF_INNER = (
+    *("tolerates_loss", "accepts_new_learners", "staleness", "sets_weights_every", "least_learners"),
+    "elementwise",
+)
 
 
 class FactsOfInner(ABC):

@@ -2,7 +2,8 @@
 
 Vectors are copies, never aliases of the parameters: cuDNN re-packs the weights of an LSTM and silently drops an alias.
 The vector has the widest floating type among the tensors (bfloat16 and float16 count as float32; integers alone are
-int64) and lives on the device of the first one. Tied tensors stand in it once, frozen ones are left out.
+int64) and lives on the device of the first one. Tied tensors stand in it once, frozen ones are left out. Of a tensor
+that is sharded over processes (a DTensor) it holds this process's own part.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from murmur.core.shards import as_shard_of, is_sharded, own_part
 from murmur.core.spare_vectors import SpareVectors
 from murmur.core.torch_private import foreach_add_, foreach_copy_, unflatten
 
@@ -67,15 +69,16 @@ class Layout:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.tensors: list[Tensor] = list({id(t): t for t in tensors}.values())
         ends = [0]
-        for t in self.tensors:
-            ends.append(ends[-1] + t.numel())
+        self._forms = [own_part(t).to("meta") if is_sharded(t) else t for t in self.tensors]  # with the shapes of parts
+        for form in self._forms:
+            ends.append(ends[-1] + form.numel())
         self.bounds: list[tuple[int, int]] = list(pairwise(ends))
         self.numel = ends[-1]
         wide = any(t.dtype == torch.float64 or not t.is_floating_point() for t in self.tensors)
         self.dtype = torch.float64 if wide else torch.float32
         if self.tensors and not any(t.is_floating_point() or t.is_complex() for t in self.tensors):
             self.dtype = torch.int64
-        self.device = self.tensors[0].device if self.tensors else torch.device("cpu")
+        self.device = own_part(self.tensors[0]).device if self.tensors else torch.device("cpu")
         self._spare = SpareVectors(self.numel, self.dtype) if self.device.type == "cpu" else None
 
     @classmethod
@@ -129,14 +132,14 @@ class Layout:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Cut `flat` (P,) into pieces with the tensors' shapes; they share its memory."""
-        return list(unflatten(flat, self.tensors)) if self.tensors else []  # type: ignore[no-untyped-call]
+        return list(unflatten(flat, self._forms)) if self.tensors else []  # type: ignore[no-untyped-call]
 
     def gather(self, out: Tensor | None = None) -> Tensor:
         """Copy the tensors into a vector (P,)."""
         flat = self.empty() if out is None else out
         if self.tensors:
             with torch.no_grad():
-                foreach_copy_(self.views(flat), [t.detach() for t in self.tensors])
+                foreach_copy_(self.views(flat), [own_part(t) for t in self.tensors])
         return flat
 
     def scatter(self, flat: Tensor) -> None:
@@ -144,7 +147,7 @@ class Layout:
         self.check(flat)
         if self.tensors:
             with torch.no_grad():
-                foreach_copy_([t.detach() for t in self.tensors], self.views(flat))
+                foreach_copy_([own_part(t) for t in self.tensors], self.views(flat))
 
     @property
     def alike(self) -> bool:
@@ -154,7 +157,7 @@ class Layout:
     @property
     def pulls(self) -> bool:
         """True if `pull_` works: the tensors are like parts of a vector, on the CPU."""
-        return self.device.type == "cpu" and self.alike and all(t.is_contiguous() for t in self.tensors)
+        return self.device.type == "cpu" and self.alike and all(own_part(t).is_contiguous() for t in self.tensors)
 
     def pull_(self, theirs: Tensor, mine: Tensor | None, alpha: float) -> None:
         """Add alpha (theirs - mine) to the tensors, in place; the vectors have the shape (P,), and None is the tensors.
@@ -162,14 +165,14 @@ class Layout:
         Only where `pulls` is true.
         """
         with torch.no_grad():
-            pull([t.detach().view(-1) for t in self.tensors], theirs, mine, alpha)
+            pull([own_part(t).view(-1) for t in self.tensors], theirs, mine, alpha)
 
     def add_(self, flat: Tensor, alpha: float = 1.0) -> None:
         """Add alpha times a vector (P,) to the tensors, in place."""
         if self.tensors:
             views = self.views(flat.to(self.device))  # an optimizer may keep its counts of steps on the host
             with torch.no_grad():
-                foreach_add_([t.detach() for t in self.tensors], views, alpha=alpha)
+                foreach_add_([own_part(t) for t in self.tensors], views, alpha=alpha)
 
     def gather_gradients(self, out: Tensor | None = None) -> tuple[Tensor, list[bool]]:
         """Copy the .grad fields into a vector (P,), zeros where absent; also return a list of those present."""
@@ -184,7 +187,7 @@ class Layout:
         for view, field in zip(views, fields, strict=True):
             if field is None:
                 view.zero_()
-        pairs = [(view, field) for view, field in zip(views, fields, strict=True) if field is not None]
+        pairs = [(view, own_part(field)) for view, field in zip(views, fields, strict=True) if field is not None]
         if pairs:
             with torch.no_grad():
                 foreach_copy_([view for view, _ in pairs], [field for _, field in pairs])
@@ -195,12 +198,13 @@ class Layout:
         A gradient has the strides of its tensor (channels last): fused optimizers read both in the order of memory.
         """
         for view, t, there in zip(self.views(flat), self.tensors, present, strict=True):
+            part = own_part(t)
             if not there:
                 t.grad = None
-            elif t.is_contiguous():
-                t.grad = view.to(dtype=t.dtype, device=t.device)
+            elif part.is_contiguous():
+                t.grad = as_shard_of(t, view.to(dtype=part.dtype, device=part.device))
             else:
-                t.grad = torch.empty_like(t, requires_grad=False).copy_(view)
+                t.grad = as_shard_of(t, torch.empty_like(part).copy_(view))
 
     def clear_gradients(self) -> None:
         for tensor in self.tensors:
@@ -213,13 +217,16 @@ def _check_apart(named: Sequence[tuple[str, Tensor]]) -> None:
     for name, t in named:
         if is_lazy(t):
             raise ValueError(f"{name} has no shape yet, as its module is lazy: call the model once before")
-        if t.numel() == 0 or t.layout != torch.strided:
+        part = own_part(t)
+        if part.numel() == 0 or part.layout != torch.strided:
             continue
-        last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
-        if last + 1 < t.numel():
+        last = sum((n - 1) * stride for n, stride in zip(part.shape, part.stride(), strict=True))
+        if last + 1 < part.numel():
             raise ValueError(f"elements of {name} share memory (it is expanded): clone it, and expand it in forward")
-        start = t.data_ptr()
-        spans.setdefault(t.untyped_storage().data_ptr(), []).append((start, start + last * t.element_size(), name))
+        start = part.data_ptr()
+        spans.setdefault(part.untyped_storage().data_ptr(), []).append(
+            (start, start + last * part.element_size(), name)
+        )
     for of_storage in spans.values():
         for (_, end, name), (start, _, other) in pairwise(sorted(of_storage)):
             if start <= end:

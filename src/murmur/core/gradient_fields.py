@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from murmur.core.flat import Layout, is_finite
+from murmur.core.shards import own_part
 from murmur.core.torch_private import DisableTorchFunction
 
 SMALL_NUMEL = 1 << 15  # below it a call takes longer than the copy of a tensor
@@ -98,13 +99,13 @@ class FinitenessOfFields:
     """Check that all .grad fields of a layout are finite: one pass without a copy of large ones."""
 
     def __init__(self, layout: Layout) -> None:
-        small = [t for t in layout.tensors if t.numel() < SMALL_NUMEL]
+        small = [t for t in layout.tensors if own_part(t).numel() < SMALL_NUMEL]
         self._small = Layout(() if len(small) <= FEW and layout.device.type == "cpu" else small)
         self._large = [t for t in layout.tensors if not any(t is each for each in self._small.tensors)]
         self._copied = self._small.empty()
 
     def holds(self) -> bool:
-        large = [t.grad for t in self._large if t.grad is not None]
+        large = [own_part(t.grad) for t in self._large if t.grad is not None]
         total = sum(float(g.sum()) for g in large)
         if self._small.tensors:
             self._small.gather_gradients(self._copied)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from murmur.core.flat import Layout
 from murmur.core.group import Group, SumInPlace
+from murmur.core.shards import own_part
 from murmur.core.world import drive
 
 BUCKET_BYTES = 25 << 20  # DistributedDataParallel's default, for fair comparisons
@@ -100,11 +101,11 @@ class MeanBehindBackward:
             return
         if self._seen[i]:
             raise RuntimeError("a tensor got two gradients in one backward pass: their mean cannot overlap that pass")
-        view = self._views[i]
-        if (tensor.dtype, tensor.device) == (view.dtype, view.device):
-            torch.mul(tensor.grad, self._weight, out=view)
+        view, gradient = self._views[i], own_part(tensor.grad)
+        if (gradient.dtype, gradient.device) == (view.dtype, view.device):
+            torch.mul(gradient, self._weight, out=view)
         else:  # widened first: a product in a narrow type would be rounded
-            view.copy_(tensor.grad).mul_(self._weight)
+            view.copy_(gradient).mul_(self._weight)
         self._seen[i] = True
         self._missing[self._bucket_of[i]] -= 1
         # The last bucket carries the flags and waits for finish(); the order of starts is the same on all learners.

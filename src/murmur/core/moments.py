@@ -27,6 +27,7 @@ from torch import Tensor
 
 from murmur.core.flat import Layout
 from murmur.core.group import Group
+from murmur.core.shards import own_part
 from murmur.core.weights import Weights
 
 NAMES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
@@ -120,17 +121,17 @@ class Moments:
         shares = [blocks if d is None or d == 1 else (1 - d ** (blocks * steps)) / (1 - d**steps) for d in decays]
         if len(set(shares)) == 1:
             return torch.lerp(before, mean, shares[0])
-        counts = torch.tensor([t.numel() for t in self._made[name].tensors], device=before.device)
+        counts = torch.tensor([end - start for start, end in self._made[name].bounds], device=before.device)
         return torch.lerp(before, mean, before.new_tensor(shares).repeat_interleave(counts))
 
     def _change(self, vector: Tensor, change: Callable[[Layout, Tensor], None]) -> None:
         parts, initial = self._cut(vector), self._initial or {}
-        before = {t: {name: state[name].clone() for name in _known(state)} for t, state in initial.items()}
+        before = {t: {name: own_part(state[name]).clone() for name in _known(state)} for t, state in initial.items()}
         for _, layout, part in parts:
             change(layout, part)
         for t, known in before.items():
             # The optimizer makes the rest itself at the first step, which need not be one from zeros (with dampening).
-            if any(not torch.equal(initial[t][name], value) for name, value in known.items()):
+            if any(not torch.equal(own_part(initial[t][name]), value) for name, value in known.items()):
                 self.optimizer.state[t].update(initial.pop(t))
         self._bound()
 
@@ -186,13 +187,14 @@ class Moments:
             betas = group.get("betas")
             for t in group["params"]:
                 state: dict[str, Any] = self.optimizer.state.get(t, {})
-                bounded = {"exp_avg", "exp_avg_sq"} <= state.keys() and (largest := _largest_ratio(betas)) is not None
+                largest = _largest_ratio(betas)
+                bounded = {"exp_avg", "exp_avg_sq"} <= state.keys() and largest is not None
                 for name in SQUARES:
                     if isinstance(state.get(name), Tensor) and not (bounded and name == "exp_avg_sq"):
-                        state[name].clamp_(min=0)
-                if bounded:
-                    v = state["exp_avg_sq"]
-                    torch.maximum(v, state["exp_avg"].square().div_(largest).to(v.dtype), out=v)
+                        own_part(state[name]).clamp_(min=0)
+                if bounded and largest is not None:
+                    m, v = own_part(state["exp_avg"]), own_part(state["exp_avg_sq"])
+                    torch.maximum(v, m.square().div_(largest).to(v.dtype), out=v)
 
 
 def _known(state: Mapping[str, Any]) -> list[str]:

@@ -149,11 +149,13 @@ class BadNumbers:
 
     Attributes:
         broken: True if the weights were not finite at the last check.
+        agreed: Returns True if a check holds on all processes that hold parts of the weights.
     """
 
     def __init__(self, layout: Layout, counters: Counters, learners: int) -> None:
         self.layout, self.counters, self.learners = layout, counters, learners
         self.broken = False
+        self.agreed: Callable[[bool], bool] = bool
 
     def judge(self, n: int, drawn: Gradient, finite: bool) -> Gradient:
         """Return the gradient of minibatch n; one without weight if its loss or an element is not finite.
@@ -177,8 +179,12 @@ class BadNumbers:
         self._skip_or_wait(n, "the gradient is not finite")
         return replace(self.weightless(drawn.g), broken=self.broken)
 
+    @property
+    def _finite(self) -> bool:
+        return self.agreed(is_finite(self.layout.gather()))
+
     def _skip_or_wait(self, n: int, what: str) -> None:
-        self.broken = not is_finite(self.layout.gather())
+        self.broken = not self._finite
         if self.broken and self.learners > 1:
             self.counters.wait(n)
         else:
@@ -198,13 +204,13 @@ class BadNumbers:
 
     def end_round(self, restart: Callable[[], None]) -> None:
         """Restart the optimizer if finite weights have come in place of bad ones; count the round if they have not."""
-        if self.broken and is_finite(self.layout.gather()):
+        if self.broken and self._finite:
             restart()  # the optimizer's state that led to these weights must not be kept
         elif self.broken:
             self.counters.still_broken()
 
     def restarted(self) -> None:
         """Count a restart of the optimizer that followed bad weights."""
-        if self.broken and is_finite(self.layout.gather()):
+        if self.broken and self._finite:
             self.broken = False
             self.counters.replace()

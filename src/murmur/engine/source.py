@@ -39,6 +39,7 @@ class OptimizerSteps:
         recorded: True if its steps are recorded.
         most_norm: Largest norm of a gradient, to which a larger one is scaled down; None: no limit.
         norm: Norm of the latest gradient before that, if there was a limit.
+        clipped: Scales the gradients of tensors down to a largest norm; returns their norm before.
 
     Args:
         rule: Rule by which its settings follow the number of learners.
@@ -57,6 +58,7 @@ class OptimizerSteps:
         self.recorded = True
         self.most_norm = most_norm
         self.norm: Tensor | None = None
+        self.clipped: Callable[[Sequence[Tensor], float], Tensor] = nn.utils.clip_grad_norm_
         self._layout, self._numbers, self._rule = layout, numbers, rule
 
     @property
@@ -84,7 +86,7 @@ class OptimizerSteps:
         if g is not None:
             self._layout.hand_gradients(g, present)
         if self.most_norm is not None:
-            self.norm = nn.utils.clip_grad_norm_(self._layout.tensors, self.most_norm)
+            self.norm = self.clipped(self._layout.tensors, self.most_norm)
         self.optimizer.step()
 
     def restart(self) -> None:

@@ -153,6 +153,7 @@ class A2CiD2:
     accepts_new_learners: ClassVar[bool] = True
     bitwise_alone: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     mixing: Mixing = ring
     eta: float | None = None
 

@@ -33,6 +33,7 @@ class ADPSGD(WithMoments):
     accepts_new_learners: ClassVar[bool] = True
     bitwise_alone: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     mixing: Mixing = ring
     moments: MeanMoments = "local"
 

@@ -59,6 +59,7 @@ class Blocks(WithMoments):
     tolerates_loss: ClassVar[bool] = True
     accepts_new_learners: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     staleness: ClassVar[int | None] = 0
     in_memory: ClassVar[int]  # vectors of the model's length in a learner's memory, with local moments
     K: int

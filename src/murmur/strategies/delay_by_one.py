@@ -37,6 +37,7 @@ class DelayByOne(WithMoments):
     lock_step: ClassVar[bool] = True
     bitwise_alone: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     staleness: ClassVar[int | None] = 1
     sets_weights_every: ClassVar[float | None] = 1
     mixing: Mixing = uniform

@@ -33,6 +33,7 @@ class GossipPGA(WithMoments):
     lock_step: ClassVar[bool] = True
     bitwise_alone: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     staleness: ClassVar[int | None] = 0
     sets_weights_every: ClassVar[float | None] = 1
     H: int = 8

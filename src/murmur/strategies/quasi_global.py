@@ -42,6 +42,7 @@ class QuasiGlobal:
     tolerates_loss: ClassVar[bool] = True
     accepts_new_learners: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     repeatable_steps: ClassVar[bool] = False  # the momentum is added to the gradient
     mixing: Mixing = ring
     beta: float = 0.9

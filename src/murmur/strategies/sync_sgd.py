@@ -21,6 +21,7 @@ class SyncSGD:
     lock_step: ClassVar[bool] = True
     bitwise_alone: ClassVar[bool] = True
     ends_equal: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
     staleness: ClassVar[int | None] = 0
     sets_weights_every: ClassVar[float | None] = 1
     gradients_a_step: ClassVar[int | None] = None

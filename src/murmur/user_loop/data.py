@@ -157,10 +157,12 @@ class LearnerData:
     Attributes:
         rank: Number of this learner.
         size: Number of learners.
+        shard: Number of this process among those of its learner; 0 unless the learner is sharded.
+        shards: Number of processes of each learner.
     """
 
-    def __init__(self, strategy: Strategy, rank: int, size: int) -> None:
-        self.strategy, self.rank, self.size = strategy, rank, size
+    def __init__(self, strategy: Strategy, rank: int, size: int, shard: int = 0, shards: int = 1) -> None:
+        self.strategy, self.rank, self.size, self.shard, self.shards = strategy, rank, size, shard, shards
         self._samplers: list[LearnerSampler] = []
         self._positions: list[Mapping[str, Any]] = []  # saved ones, of samplers that are not made yet
 
@@ -173,13 +175,14 @@ class LearnerData:
     def split(self) -> DataSplit:
         """Place of this learner among those whose gradients are used, for samplers of one's own.
 
-        A server of the strategy (`ASGD`) gets the place of another learner, because its data are not used.
+        A server of the strategy (`ASGD`) gets the place of another learner, because its data are not used. Each process
+        of a sharded learner has a part of its own, as FSDP averages their gradients.
 
         Raises:
             ValueError: The strategy has no learners that train.
         """
         training = training_learners(self.strategy, self.size)
-        return DataSplit((self.rank - self.size) % training, training)
+        return DataSplit((self.rank - self.size) % training * self.shards + self.shard, training * self.shards)
 
     def sampler(
         self, dataset: Sized, shuffle: bool = True, seed: int = 0, step_samples: int | None = None

@@ -8,7 +8,7 @@ digest tells a learner that another one had the same before. No learner waits fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -61,8 +61,12 @@ class FirstBatches:
 
         return end
 
-    def step(self, group: Group) -> None:
+    def step(self, group: Group, gathered: Callable[[str | None], Sequence[str | None]]) -> None:
         """Compare the inputs since the latest step with the other learners'.
+
+        Args:
+            group: All learners.
+            gathered: Returns the digests of all processes of this learner, which compares them here.
 
         Raises:
             PeerLost: The store is gone.
@@ -70,12 +74,15 @@ class FirstBatches:
         """
         digest = self._calls.take()
         self._steps += 1
-        if self._steps >= STEPS:
+        if self._steps > STEPS:
+            return
+        if self._steps == STEPS:
             # The hook stays: its removal would compile a model anew that torch.compile has compiled.
             self._calls.end()
-        if digest is not None:
-            with telling_who_is_lost(group.rank):
-                self._compare(group, digest)
+        for each in gathered(digest):
+            if each is not None:
+                with telling_who_is_lost(group.rank):
+                    self._compare(group, each)
 
     def _compare(self, group: Group, digest: str) -> None:
         total = group.count(f"data of step {self._steps}: {digest}", ONE + group.rank)
@@ -83,6 +90,8 @@ class FirstBatches:
         if others == 0:
             return
         whose = f"learner {ranks}" if others == 1 else f"{others} other learners"
+        if others == 1 and ranks == group.rank:
+            whose = "another process of it"
         found = (
             f"learner {group.rank} has read the same data as {whose} in step {self._steps}: give each its part, by"
             " sampler=me.sampler(dataset), or rank=me.split.rank, world_size=me.split.world_size"

@@ -18,17 +18,18 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from murmur.core.buffers import Buffers, Rule, take_over_first
 from murmur.core.facts import Facts
-from murmur.core.flat import Layout, ordinary_tensors
+from murmur.core.flat import ordinary_tensors
 from murmur.core.group import Group
 from murmur.core.learner import Learner, Progress, Strategy
 from murmur.core.membership import ENDED, View
+from murmur.core.shards import own_part
 from murmur.core.torch_private import HashStore, Store
 from murmur.core.weights import Weights
 from murmur.core.world import SCRIPT, ScriptBlock, Seat, drive
@@ -55,11 +56,15 @@ from murmur.user_loop.optimizer_list import each_of
 from murmur.user_loop.recorded import Recorded
 from murmur.user_loop.rounds import RoundSource
 from murmur.user_loop.saved import check_state, resume, state_of
+from murmur.user_loop.sharded import Shards
 from murmur.user_loop.source import Plan, positive
-from murmur.user_loop.wrapped import inner_model, plain_optimizer
+from murmur.user_loop.wrapped import SHARDED, inner_model, plain_optimizer
 from murmur.worlds.process.environment import Place, place_of
 from murmur.worlds.process.torch_store import store_of_next_block
 from murmur.worlds.process.world import ProcessWorld
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Joined", "Plan", "join"]
 log = logging.getLogger(__name__)
@@ -75,6 +80,7 @@ def join(
     buffers: Mapping[str, Rule] | None = None,
     out: Path | str | None = None,
     data: str = TOLD,
+    mesh: DeviceMesh | None = None,
 ) -> Joined:
     """Make a training loop one of several learners.
 
@@ -92,13 +98,16 @@ def join(
             same for all learners; None: that of `murmur launch --out`, if given.
         data: Rule for learners that read the same data in their first steps: "told", "disjoint" (an error in
             `me.step()`), "same" (intended, and not looked at).
+        mesh: Mesh of the learners with this process's shard, if each learner is a group of processes with a model
+            sharded by `fully_shard(model, mesh=mesh["shard"])`: `mesh["learner"]`. All of them call `join` together.
 
     Raises:
         TypeError: The strategy is a class, or none at all; so for model and optimizer.
         ValueError: The optimizer holds parameters that the model does not, or not all trainable ones of the model, or
             needs a closure. One is in a wrapper that averages itself. Parameters share memory. No buffer fits a rule.
+            The strategy cannot run sharded learners, or the meshes do not fit.
     """
-    return Joined(strategy, model, plain_optimizer(optimizer), plan or Plan(), seat, buffers or {}, out, data)
+    return Joined(strategy, model, plain_optimizer(optimizer), plan or Plan(), seat, buffers or {}, out, data, mesh)
 
 
 class Joined(LearnerData, Recorded):
@@ -119,10 +128,16 @@ class Joined(LearnerData, Recorded):
         buffers: Mapping[str, Rule],
         out: Path | str | None = None,
         data: str = TOLD,
+        mesh: DeviceMesh | None = None,
     ) -> None:
-        bare = inner_model(model)
+        bare = inner_model(model, () if mesh is None else SHARDED)
+        self._shards = shards = Shards.of(bare, mesh)
         check_joinable(strategy, bare, optimizer)
+        shards.check(strategy, bare, plan)
         self.strategy, self.model, self.optimizer, self.plan = strategy, model, optimizer, plan
+        self._layout, self._buffers = shards.layout(bare), Buffers(bare, buffers)
+        self._parameters = Joinable(bare, optimizer)
+        seat = shards.place(seat)
         place = seat if isinstance(seat, Place) else place_of()
         self._place = place or SINGLE_LEARNER
         script = None if isinstance(seat, Seat) else SCRIPT.get()
@@ -130,12 +145,10 @@ class Joined(LearnerData, Recorded):
         self._block = ScriptBlock() if script is None else script.block(ours, bare)
         self._given = seat if isinstance(seat, Seat) else self._block.seat
         at = self._place if self._given is None else self._given.group
-        super().__init__(strategy, at.rank, at.size)
+        super().__init__(strategy, at.rank, at.size, shards.index, shards.count)
         self._first = FirstBatches(data)
-        self._layout = Layout.trainable(bare)
-        self._buffers = Buffers(bare, buffers)
-        self._parameters = Joinable(bare, optimizer)
-        self._out = self._block.out or out or (self._place.out if self._given is None else "")
+        recorded = self._block.out or out or (self._place.out if self._given is None else "")
+        self._out = "" if shards.index > 0 else recorded
         self._loaded: int | None = None  # minibatches of a state that was resumed
         self._ended = False
         self._view: View | None = None  # once all learners had come
@@ -199,13 +212,14 @@ class Joined(LearnerData, Recorded):
         self._seat = LoopSeat(seat, self._all, self._loop)
         self._me = Learner(self._seat, weights, source, Facts.of(self.strategy).lock_step)
         source.follow(self._me, self.strategy)
-        self._answers = Answers(group, self._loop, self._buffers, outlives(self.strategy, group))
+        self._shards.enter(source, self._all)
+        self._answers = Answers(group, self._loop, self._buffers, outlives(self.strategy, self._all))
 
     async def _begin(self) -> dict[str, float] | None:
-        group, digests = self._world, None
+        group, digests, model = self._world, None, self._buffers.model
+        self._shards.begin(model, self._buffers)
         if group.size == 1:
             return None
-        model = self._buffers.model
         mine = terms(self.strategy, model, self.optimizer, self.plan, self._buffers.rules, bool(self._out))
         if self._seat.late:
             check_late(group, self.strategy, mine)
@@ -214,7 +228,8 @@ class Joined(LearnerData, Recorded):
             await agree(group, self._source.layout.device, mine)
             note_terms(group, mine)
             named = [*model.named_parameters(), *model.named_buffers()]
-            digests = dict(zip((name for name, _ in named), await take_over_first(group, named), strict=True))
+            found = await take_over_first(group, [(name, own_part(x)) for name, x in named])
+            digests = dict(zip((name for name, _ in named), found, strict=True))
         self._view = group.membership.view()  # all have come; one may be lost and started again before the first step
         self._answering = self._seat.spawn(self._answers.serve(), "answers about the model")
         return digests
@@ -244,6 +259,7 @@ class Joined(LearnerData, Recorded):
         """
         self._check_training("last_backward()")
         self._check_going("last_backward()")
+        self._shards.check_last_backward()
         if self._running is None:
             with self._loop.weights.held():  # the model has been through a forward pass: its weights must not change
                 self._advance()
@@ -280,8 +296,8 @@ class Joined(LearnerData, Recorded):
         self._check_training("step()")
         self._check_going("step()")
         self._source.clip(clip)
-        self._loop.offer = self._offered(samples, loss)
-        self._first.step(self._world)
+        self._loop.offer = self._shards.offered(self._offered(samples, loss), self._layout)
+        self._first.step(self._world, self._shards.digests)
         self._advance()
         self.mark()
         if self._ended and self._loop.take() is not None:
@@ -370,6 +386,7 @@ class Joined(LearnerData, Recorded):
             with ordinary_tensors(), telling_who_is_lost(self.rank):  # averaging beside it changes tensors made here
                 stack.enter_context(self._answers.in_place(self._source, live, self.plan.timeout_seconds))
             try:
+                stack.enter_context(self._shards.one_model(self._buffers.model, self._buffers))
                 yield self.model
             finally:
                 with ordinary_tensors():
@@ -396,7 +413,8 @@ class Joined(LearnerData, Recorded):
         """
         self._check_entered("state_dict()")
         with ordinary_tensors():
-            return {**state_of(self._source, self._answers), "samplers": (self.positions(),)}
+            state = {**state_of(self._source, self._answers), "samplers": (self.positions(),)}
+            return state | ({"shard": ((self.shard, self.shards),)} if self.shards > 1 else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the `state_dict` of the learner of this rank, on all learners and before the first step.
@@ -410,7 +428,7 @@ class Joined(LearnerData, Recorded):
             ValueError: The state is none of `state_dict`.
         """
         self._check_training("load_state_dict")
-        check_state(state)
+        check_state(state, (self.shard, self.shards))
         if self._seat.late and regroups(self.strategy):
             log.info("learner %d has the others' state, which is newer than the saved one", self.rank)
             return
@@ -459,6 +477,7 @@ class Joined(LearnerData, Recorded):
             leads = self._me.leads and not self._me.role.follows  # asked while the others are there
             with telling_who_is_lost(self.rank):
                 drive(self._settle())
+                self._shards.finish(self._buffers.model, self._buffers)
                 if self._folder is not None and leads:
                     drive(self._folder.finish(self._world))
         except BaseException as error:

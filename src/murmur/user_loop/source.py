@@ -194,6 +194,7 @@ class LoopSource(LearnerSource):
         else:
             self._in_fields.begin()
             g, finite = self._in_fields, self._finiteness.holds()
+        finite = self.numbers.agreed(finite)
         drawn = Gradient(g, self._present(), offer.samples, math.nan if offer.loss is None else offer.loss)
         return (self.numbers.judge_without_loss if offer.loss is None else self.numbers.judge)(n, drawn, finite)
 
@@ -202,7 +203,7 @@ class LoopSource(LearnerSource):
 
     def apply(self, g: Tensor, present: list[bool], staleness: int) -> None:
         unread = g is self._in_fields and self._in_fields.unread  # its elements have been checked
-        if not self.numbers.allow_step(unread or is_finite(g)):
+        if not self.numbers.allow_step(unread or self.numbers.agreed(is_finite(g))):
             self.layout.clear_gradients()
             return
         self._check_rate()

@@ -30,10 +30,15 @@ class LoopStop:
     """Requests to stop, as one loop sees them.
 
     Until the loop asks for the first time, signals have the effect that they had before.
+
+    Attributes:
+        any_member, all_members: Return True if a flag holds on any, or on all, of the processes of this learner.
     """
 
     def __init__(self, world: Group) -> None:
         self._world = world
+        self.any_member: Callable[[bool], bool] = bool
+        self.all_members: Callable[[bool], bool] = bool
         self._signals = StopWhenPolled()
         self._polled = self._told = self._agreed = False
         self._looked = -math.inf
@@ -42,7 +47,7 @@ class LoopStop:
     def asked(self, lock_step: bool) -> bool:
         """Return True if this loop is to stop now."""
         self._polled = True
-        if self._asked_here() and not self._told:
+        if self.any_member(self._asked_here()) and not self._told:
             self._told = True
             self._world.count(ASKED, 1)
         if self._world.size == 1:
@@ -50,7 +55,7 @@ class LoopStop:
         if not lock_step and not self._agreed and awake_seconds() - self._looked > CHECK_SECONDS:
             self._looked = awake_seconds()
             self._agreed = self._world.count(ASKED) > 0
-        return self._agreed
+        return self.all_members(self._agreed)
 
     def _asked_here(self) -> bool:
         return self._polled and self._signals()

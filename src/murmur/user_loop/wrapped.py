@@ -17,10 +17,12 @@ AVERAGES = "averages gradients of processes itself"
 SHARDS = "shards the model over processes"
 JOIN_INNER = "join the model inside it, and call that in the loop"
 JOIN_BEFORE = "join the model before it is wrapped"
+SHARDED = ("FSDPModule", "DTensor")  # allowed in sharded learners
+JOIN_SHARDED = 'or make each learner a group of processes, join(..., mesh=mesh["learner"])'
 MODULES: Mapping[str, str] = {
     "DistributedDataParallel": f"{AVERAGES}: {JOIN_INNER} (its attribute module)",
     "FullyShardedDataParallel": f"{SHARDS}: {JOIN_BEFORE}",
-    "FSDPModule": f"{SHARDS}: {JOIN_BEFORE} (fully_shard)",
+    "FSDPModule": f"{SHARDS}: {JOIN_BEFORE} (fully_shard), {JOIN_SHARDED}",
     "DeepSpeedEngine": f"{AVERAGES} and has an optimizer of its own: {JOIN_BEFORE}",
 }
 TRANSPARENT = ("DataParallel", "_FabricModule")  # the inner model is their attribute `module`
@@ -36,8 +38,12 @@ LIBRARIES = ("horovod", "deepspeed")  # with optimizers that have the name of th
 HOLDERS = ("AcceleratedOptimizer", "LightningOptimizer", "_FabricOptimizer")  # their attribute `optimizer` is plain
 
 
-def inner_model(model: nn.Module) -> nn.Module:
+def inner_model(model: nn.Module, allowed: Sequence[str] = ()) -> nn.Module:
     """Return the model without wrappers that leave gradients alone (`torch.compile`, `DataParallel`).
+
+    Args:
+        model: Model.
+        allowed: Names of classes of its parts and parameters that are not refused.
 
     Raises:
         TypeError: It is not a module.
@@ -47,11 +53,11 @@ def inner_model(model: nn.Module) -> nn.Module:
         raise TypeError(f"the model is of type {type(model).__name__}: give a torch.nn.Module")
     for name, part in model.named_modules():
         for kind in _names(part):
-            if kind in MODULES:
+            if kind in MODULES and kind not in allowed:
                 raise ValueError(f"{name or 'the model'} is wrapped in {kind}, which {MODULES[kind]}")
     for name, p in model.named_parameters():
-        if "DTensor" in _names(p):
-            raise ValueError(f"{name} is a DTensor: its library {SHARDS}; {JOIN_BEFORE}")
+        if "DTensor" in _names(p) and "DTensor" not in allowed:
+            raise ValueError(f"{name} is a DTensor: its library {SHARDS}; {JOIN_BEFORE}, {JOIN_SHARDED}")
     while (inner := _inside(model)) is not None:
         model = inner
     return model

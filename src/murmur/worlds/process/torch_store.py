@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from uuid import uuid4
@@ -150,6 +151,16 @@ def _open(place: Place) -> StoreServer:
         )
     with port_errors_named(place):
         return StoreServer(listen(address, place.port), place.secret)
+
+
+def open_anywhere(place: Place) -> Place:
+    """Open the store of a launch at a free port of this host; return the place with that port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as kept:  # no other process takes the port meanwhile
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind((listening_address(place), 0))
+        opened = replace(place, port=kept.getsockname()[1])
+        _open(opened)
+    return opened
 
 
 def secret_of(place: Place, store: Store) -> bytes:
