@@ -366,10 +366,17 @@ def test_a_block_goes_on_after_an_error_of_an_observer(strategy: Strategy, size:
 
 def test_no_activity_outlives_the_block_that_an_error_has_left() -> None:
     model = net(0)
-    with pytest.raises(ZeroDivisionError), murmur.join(ADPSGD(), model, optimizer_of(model)) as me:
-        loss_of(model, 0).backward()
-        me.step()
-        (averaging,) = [thread for thread in threading.enumerate() if thread.name == "averaging"]
-        raise ZeroDivisionError
+    found: list[threading.Thread] = []
+
+    def body() -> None:
+        with murmur.join(ADPSGD(), model, optimizer_of(model)) as me:
+            loss_of(model, 0).backward()
+            me.step()
+            found.extend(thread for thread in threading.enumerate() if thread.name == "averaging")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        body()
+    (averaging,) = found
     averaging.join(30)
     assert not averaging.is_alive()

@@ -60,9 +60,11 @@ class RoundSource(LoopSource):
 
     Attributes:
         learner: Learner that takes the gradients.
+        strategy: Its strategy.
     """
 
     learner: Learner
+    strategy: object
     _local: LocalSteps  # its gradients and steps at the start
     _follows = False  # true if the rounds of this learner are followed
     _at_start = False  # true between the start of a round and its first gradient
@@ -72,7 +74,7 @@ class RoundSource(LoopSource):
 
     def follow(self, me: Learner, strategy: object) -> None:
         """Follow the rounds of a learner's strategy, unless each step is one."""
-        self.learner, self._local = me, me.local
+        self.learner, self._local, self.strategy = me, me.local, strategy
         self._follows = me.lock_step and Facts.of(strategy).sets_weights_every != 1
 
     async def boundary(self, me: Learner) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 from torch import Tensor
 
 from murmur.user_loop.consensus import Answers
+from murmur.user_loop.origin import origin_of
 from murmur.user_loop.rounds import RoundSource
 
 
 def state_of(source: RoundSource, answers: Answers) -> dict[str, Any]:
     state = {
         "optimizer": deepcopy(source.local_optimizer.optimizer.state_dict()),
+        "origin": origin_of(source),
         "steps": source.steps,
         "seconds": source.recorder.clock.seconds,
         **source.state(answers.own_buffers()),
