@@ -25,8 +25,8 @@ def check_origin(source: RoundSource, state: Mapping[str, Any]) -> None:
         if there.get(what, here[what]) != here[what]:
             former, present = (" of ".join(found[what]) for found in (there, here))
             raise ValueError(
-                f"the state is one of {former}, and this loop has the {what} {present}: join with the former, or begin a"
-                " run with the new one from the saved model alone"
+                f"the state is one of {former}, and this loop has the {what} {present}: join with the former, or begin"
+                " a run with the new one from the saved model alone"
             )
     for theirs, mine in zip_longest(there.get("parameters", here["parameters"]), here["parameters"]):
         if theirs is None or mine is None or theirs[1] != mine[1]:

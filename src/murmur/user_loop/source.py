@@ -247,7 +247,7 @@ class LoopSource(LearnerSource):
                 group.update(values)
 
     def surface(self) -> None:
-        """Raise the error in the latest call of an observer, or, of one learner alone, of the optimizer or a hook of it.
+        """Raise the error of an observer, or of one learner alone of the optimizer or a hook of it, in the latest call.
 
         It is raised behind the call, so that the strategy goes on with the next one, as the loop without it would.
         """
