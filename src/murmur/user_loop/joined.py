@@ -274,7 +274,7 @@ class Joined(LearnerData, Recorded):
             PeerLost: A learner or the store is gone, or the others have gone on without this learner.
             RuntimeError: The loop is not in its block, or is in `consensus()`, other parameters are trainable than at
                 the start, a gradient is sparse or has changed since `last_backward`, or an activity beside has failed.
-            SettingError: Another learner has read the same data, with `data="disjoint"`, or clips otherwise (lock-step).
+            SettingError: Another learner has read the same data, with `data="disjoint"`, or clips otherwise.
             TypeError: `samples` is a closure.
             ValueError: `samples` or `clip` is not positive, or `samples` not what `last_backward` was given.
         """
