@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integrations.environment import PYTHON, ROOT, Learners, forked, found, needs_frameworks, said, variables
+from tests.support.framework_programs import PYTHON, ROOT, Learners, forked, found, needs, said, variables
 
-pytestmark = [needs_frameworks, pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [needs("lightning"), pytest.mark.processes, pytest.mark.timeout(600)]
 PROGRAM = "tests.integrations.lightning_program"
 KAVG = {"strategy": "KAVG", "values": {"K": 4}}
 STEPS = 6  # of an epoch

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.environment import PYTHON, ROOT, needs_frameworks, variables
+from tests.support.framework_programs import PYTHON, ROOT, needs, variables
 
 pytestmark = [
-    needs_frameworks,
+    needs("lightning"),
     pytest.mark.slow,
     pytest.mark.processes,
     pytest.mark.interpreter,

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,17 @@ def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not has(package), reason=f"{package} is not in .venv-integrations: run make integrations")
 
 
+def variables() -> dict[str, str]:
+    """Return the environment variables of a program that runs there."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONHOME")}
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return {**kept, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
 def started(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run Python with these words; return what it has printed, after the check of its exit status."""
-    paths = [str(ROOT / "src"), str(ROOT)]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    for name in ("VIRTUAL_ENV", "PYTHONHOME"):
-        variables.pop(name, None)
     run = subprocess.run(
-        [str(PYTHON), *words], check=False, timeout=LONGEST_SECONDS, capture_output=True, text=True, env=variables
+        [str(PYTHON), *words], check=False, timeout=LONGEST_SECONDS, capture_output=True, text=True, env=variables()
     )
     assert run.returncode == code, run.stdout[-1000:] + run.stderr[-3000:]
     return run
@@ -69,3 +73,43 @@ def check_example(name: str, out: Path) -> None:
     assert len(errors) == 2
     assert errors[0] == errors[1]
     assert float(errors[0]) < 0.05
+
+
+class Learners:
+    """A process that has imported a program with its framework, and runs it as forked learners."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process, self._requests = process, 0
+
+    def run(self, out: Path, learners: int = 2, seconds: float = 90, **settings: Any) -> list[int]:
+        """Run `main` of the program on all learners, with `out` among its settings; return their exit codes."""
+        out.mkdir(parents=True, exist_ok=True)
+        self._requests += 1
+        limits = {"number": self._requests, "learners": learners, "seconds": seconds, "folder": str(out)}
+        request = {**limits, "settings": {"out": str(out), **settings}}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        while (answer := json.loads(self._process.stdout.readline()))["number"] != self._requests:
+            pass  # of a test that has not waited for it
+        codes: list[int] = answer["codes"]
+        return codes
+
+
+@contextmanager
+def forked(program: str) -> Iterator[Learners]:
+    """Start the process that runs a module's `main` as learners."""
+    command = [str(PYTHON), "-m", "tests.integrations.forked_learners", program]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=variables(), **pipes) as process:
+        yield Learners(process)
+        process.stdin.close()
+
+
+def found(out: Path, learners: int = 2) -> list[dict[str, Any]]:
+    """Return what each learner has written into `out`."""
+    return [json.loads((out / f"found-{rank}-of-{learners}.json").read_text()) for rank in range(learners)]
+
+
+def said(out: Path, rank: int) -> str:
+    return (out / f"learner-{rank}.txt").read_text()

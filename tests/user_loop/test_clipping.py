@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import murmur
+from murmur.core.errors import SettingError
 from murmur.core.learner import Strategy
 from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, ASGD, KAVG, DelayByOne, SuperLearners, SyncSGD
@@ -173,3 +174,22 @@ def test_a_learner_that_serves_clips_as_before() -> None:
 
     first, second = ran(2, body)
     assert torch.equal(first, second)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", [SyncSGD(), DelayByOne(), KAVG(2)], ids=named)
+@pytest.mark.parametrize("clips", [(1.0, 2.0), (None, 1.0), (1, 1.0)])
+def test_learners_in_lock_step_clip_alike(strategy: Strategy, clips: tuple[float | None, float]) -> None:
+    def body(seat: Seat) -> Tensor:
+        model = net(0)
+        with murmur.join(strategy, model, optimizer_of(model), seat=seat) as me:
+            for n in range(STEPS):
+                loss_of(model, n).backward()
+                me.step(clip=clips[me.rank])
+        return state(model)
+
+    if clips[0] == clips[1]:
+        first, other = ran(2, body)
+        assert torch.equal(first, other)  # type: ignore[arg-type]
+    else:
+        with pytest.raises(SettingError, match=r"learner \d has clip=.* in its first step, and another learner a diff"):
+            ran(2, body)

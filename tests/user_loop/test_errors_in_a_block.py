@@ -15,11 +15,13 @@ from torch import Tensor
 
 import murmur
 from murmur.core import mean_gradient as overlap
+from murmur.core.facts import Facts
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner, Strategy
 from murmur.core.pairwise import PairwiseAverager
 from murmur.core.weights import Weights
 from murmur.core.world import Seat
+from murmur.engine.record import Record
 from murmur.strategies import ADPSGD, BMUF, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.user_loop.joined import Joined, Plan
 from murmur.worlds.real import Activity
@@ -327,3 +329,54 @@ def test_a_loop_in_inference_mode_leaves_ordinary_tensors(strategy: Strategy) ->
     optimizer.step()
     moments = [x for kept in optimizer.state.values() for x in kept.values()]
     assert not any(x.is_inference() for x in [*moments, *model.parameters(), *model.buffers()])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("strategy", [SyncSGD(), KAVG(2), DelayByOne(), ADPSGD(), SuperLearners(KAVG(2), 2)], ids=named)
+def test_a_block_goes_on_after_an_error_of_an_observer(strategy: Strategy, size: int) -> None:
+    """The step of the record has been taken: lock-step runs have the bits of a run without the error."""
+
+    def body(fails: bool, seat: Seat) -> tuple[Tensor, list[str]]:
+        model, seen = net(0), list[str]()
+
+        def observer(record: Record) -> None:
+            if fails and record.step in (3, 4):
+                raise OSError("the tracker does not answer")
+
+        with murmur.join(strategy, model, optimizer_of(model), seat=seat) as me:
+            if me.rank == 0:
+                me.observe(observer)
+            for n in range(STEPS):
+                loss_of(model, me.size * n + me.rank).backward()
+                try:
+                    me.step()
+                except OSError as error:
+                    seen.append(str(error))
+        return state(model), seen
+
+    def ran(fails: bool) -> list[tuple[Tensor, list[str]]]:
+        return ThreadWorld(size, 20.0).run(Words(partial(body, fails)))  # type: ignore[return-value]
+
+    (end, seen), *others = ran(True)
+    assert seen == ["the tracker does not answer"] * 2
+    assert all(torch.equal(other, end) and told == [] for other, told in others)
+    if Facts.of(strategy).lock_step or size == 1:
+        assert torch.equal(end, ran(False)[0][0])
+
+
+def test_no_activity_outlives_the_block_that_an_error_has_left() -> None:
+    model = net(0)
+    found: list[threading.Thread] = []
+
+    def body() -> None:
+        with murmur.join(ADPSGD(), model, optimizer_of(model)) as me:
+            loss_of(model, 0).backward()
+            me.step()
+            found.extend(thread for thread in threading.enumerate() if thread.name == "averaging")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        body()
+    (averaging,) = found
+    averaging.join(30)
+    assert not averaging.is_alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 import murmur
 from murmur.core.flat import Layout
-from murmur.strategies import KAVG, SyncSGD
+from murmur.core.learner import Strategy
+from murmur.strategies import BMUF, KAVG, Compressed, SyncSGD
 from murmur.worlds.threads import ThreadSeat
 from tests.support.user_loops import loss_of, net, optimizer_of, state
 
@@ -212,3 +214,51 @@ def test_a_state_without_weights_is_refused() -> None:
     model = net(0)
     with joined(model) as me, pytest.raises(ValueError, match=r"the state has no weights.*give that of state_dict"):
         me.load_state_dict({"optimizer": me.optimizer.state_dict(), "strategy": {}, "steps": 3})
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model", "optimizer", "told"),
+    [
+        (BMUF(2), net(0), sgd, "one of KAVG, and this loop has the strategy BMUF"),
+        (Compressed(KAVG(2)), net(0), sgd, "one of KAVG, and .* the strategy Compressed of KAVG"),
+        (KAVG(2), net(0), adam, "one of SGD, and this loop has the optimizer Adam"),
+        (KAVG(2), nn.Linear(6, 3), adam, "one of SGD"),
+        (KAVG(2), nn.Linear(6, 3), sgd, r"another model: it has inner.weight of shape \(8, 6\) where .* weight of"),
+        (KAVG(2), nn.Linear(6, 8), sgd, "it has unused.weight of .* where this loop has no further parameter"),
+    ],
+)
+def test_a_state_of_another_kind_is_refused(
+    strategy: Strategy, model: nn.Module, optimizer: Callable[[Any], torch.optim.Optimizer], told: str
+) -> None:
+    """The loop can then begin anew: nothing has been loaded."""
+    other = net(0)
+    with murmur.join(KAVG(2), other, sgd(other)) as me:
+        saved = me.state_dict()
+    before = state(model)
+    with murmur.join(strategy, model, optimizer(model)) as me:
+        with pytest.raises(ValueError, match=told):
+            me.load_state_dict(saved)
+        assert torch.equal(state(model), before)
+        model(torch.ones(4, 6)).sum().backward()
+        me.step()
+    assert not torch.equal(state(model), before)
+
+
+def test_settings_may_change_from_a_state_on() -> None:
+    model = net(0)
+    with murmur.join(KAVG(4), model, optimizer_of(model)) as me:
+        loss_of(model, 0).backward()
+        me.step()
+        saved = me.state_dict()
+    model = net(1)
+    with murmur.join(KAVG(2), model, optimizer_of(model)) as me:
+        me.load_state_dict(saved)
+        assert me.steps == 1

@@ -208,3 +208,18 @@ def test_no_wait_for_a_thread_that_has_ended() -> None:
     with pytest.raises(PeerLost, match="learner 1 has ended"):
         ThreadWorld(2).run(program)
     assert time.monotonic() - began < BAR_SECONDS
+
+
+def test_a_group_that_is_made_after_a_failure_knows_it() -> None:
+    async def program(seat: Seat) -> None:
+        if seat.group.rank == 1:
+            raise MemoryError("no room for the minibatch")
+        while not seat.group.hub.gone:  # type: ignore[attr-defined]
+            time.sleep(0.01)
+        with pytest.raises(PeerLost, match="no room for the minibatch"):
+            await seat.group.twin().mean(torch.ones(1))
+
+    began = time.monotonic()
+    with pytest.raises(MemoryError):
+        ThreadWorld(2).run(program)
+    assert time.monotonic() - began < BAR_SECONDS

@@ -291,6 +291,16 @@ class Buffers:
             if place.name in values:
                 place.put(values[place.name])
 
+    def agree(self, values: Mapping[str, Tensor]) -> None:
+        """Set the buffers on which learners have agreed; changes of the others here alone are undone."""
+        for place in self.places:
+            now = None if place.digest is None else place.now  # a learner that came late has begun with other values
+            if place.name in values or now is None or not place.changed(now, exact=False):
+                continue
+            if (start := place.at_start()) is not None:
+                place.put(start)
+        self.put(values)
+
     def combined(self, given: Sequence[tuple[float, Values]]) -> Values:
         """Return the buffers that learners agree on, given the weight and the changed buffers of each."""
         counted = [both for both in given if both[0] > 0] or [(1.0, values) for _, values in given]

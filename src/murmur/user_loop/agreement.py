@@ -9,6 +9,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor, nn
 
+from murmur.core.errors import SettingError
 from murmur.core.facts import Facts, layers
 from murmur.core.flat import Layout
 from murmur.core.group import Group, WorldMismatch
@@ -163,6 +164,21 @@ def check_late(group: Group, strategy: Strategy, mine: Mapping[str, str]) -> Non
 
 def _of_run(terms: Mapping[str, str]) -> str:
     return f"terms {blake2b(repr(sorted(terms.items())).encode(), digest_size=16).hexdigest()}"
+
+
+def check_first(group: Group, what: str, mine: object) -> None:
+    """Check a setting of the first step, without a wait: the learner that comes last to it finds a difference.
+
+    Raises:
+        SettingError: Another learner has another one.
+    """
+    same = f"learners with {what}={mine}"
+    group.count(same, 1)
+    if group.count(f"learners with {what}", 1) > group.count(same):
+        raise SettingError(
+            f"learner {group.rank} has {what}={mine} in its first step, and another learner a different one: set"
+            " the same on all learners"
+        )
 
 
 async def _text_of_first(group: Group, text: str) -> str:

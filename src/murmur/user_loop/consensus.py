@@ -35,7 +35,7 @@ async def take_over(me: Learner, world: Group, source: LoopSource) -> None:
     """Set the model to the consensus of all learners of the `world`; a leader sends it to its members."""
     if me.role.follows:
         me.weights.set_((await world.recv(None, "end 0")).x)
-        source.buffers.put(unpack((await world.recv(None, "end 1")).x)[1])
+        source.buffers.agree(unpack((await world.recv(None, "end 1")).x)[1])
         return
     # Without lock-step the strategy has ended with the consensus of the weights.
     weights = await me.group.mean(me.weights.snapshot()) if me.lock_step else me.weights.snapshot()
@@ -43,7 +43,7 @@ async def take_over(me: Learner, world: Group, source: LoopSource) -> None:
     if me.seat.group.size > 1 and source.buffers.places:
         changed = source.buffers.changes(exact=True)
         agreed = await (_together if me.lock_step else _alone)(me, source, changed, trained)
-        source.buffers.put(agreed)
+        source.buffers.agree(agreed)
     me.weights.set_(weights)
     members = me.role.members(me.group.rank)[1:]
     if members:
@@ -64,7 +64,7 @@ async def _together(me: Learner, source: LoopSource, changed: Values, trained: f
     """Return the buffers that learners in lock-step agree on; only those that one of them has changed are exchanged."""
     group, places = me.group.plain, source.buffers.places
     if group.size == 1:
-        return {}
+        return changed
     said = await group.share_numbers(torch.empty(0), [trained, *(_state(place, changed) for place in places)])
     counted = [rank for rank, row in enumerate(said) if row[0] > 0] or list(group.live)
     means, firsts = list[BufferPlace](), list[BufferPlace]()

@@ -53,6 +53,7 @@ from murmur.user_loop.loop import (
     telling_who_is_lost,
 )
 from murmur.user_loop.optimizer_list import each_of
+from murmur.user_loop.origin import check_origin
 from murmur.user_loop.recorded import Recorded
 from murmur.user_loop.rounds import RoundSource
 from murmur.user_loop.saved import check_state, resume, state_of
@@ -289,7 +290,7 @@ class Joined(LearnerData, Recorded):
             PeerLost: A learner or the store is gone, or the others have gone on without this learner.
             RuntimeError: The loop is not in its block, or is in `consensus()`, other parameters are trainable than at
                 the start, a gradient is sparse or has changed since `last_backward`, or an activity beside has failed.
-            SettingError: Another learner has read the same data, with `data="disjoint"`.
+            SettingError: Another learner has read the same data, with `data="disjoint"`, or clips otherwise.
             TypeError: `samples` is a closure.
             ValueError: `samples` or `clip` is not positive, or `samples` not what `last_backward` was given.
         """
@@ -425,7 +426,7 @@ class Joined(LearnerData, Recorded):
 
         Raises:
             RuntimeError: Steps have been taken already, or the loop is not in its block.
-            ValueError: The state is none of `state_dict`.
+            ValueError: The state is none of `state_dict`, or one of another kind of strategy, optimizer or model.
         """
         self._check_training("load_state_dict")
         check_state(state, (self.shard, self.shards))
@@ -434,6 +435,7 @@ class Joined(LearnerData, Recorded):
             return
         if self._running is not None:
             raise RuntimeError("load_state_dict comes too late: call it before the first step")
+        check_origin(self._source, state)
         self._loaded = int(state["minibatches"])  # known before the strategy repeats a part of a round
         self.go_on_from(*state.get("samplers", ([],)))
         resume(self._source, state, self._advance)

@@ -24,7 +24,8 @@ from murmur.core.facts import Facts
 from murmur.core.learner import Gradient, Learner
 from murmur.core.local_steps import LocalSteps
 from murmur.core.source import SKIPPED_SAMPLES
-from murmur.user_loop.loop import Offer
+from murmur.user_loop.agreement import check_first
+from murmur.user_loop.loop import Offer, telling_who_is_lost
 from murmur.user_loop.source import LoopSource
 
 log = logging.getLogger(__name__)
@@ -60,20 +61,30 @@ class RoundSource(LoopSource):
 
     Attributes:
         learner: Learner that takes the gradients.
+        strategy: Its strategy.
     """
 
     learner: Learner
+    strategy: object
     _local: LocalSteps  # its gradients and steps at the start
     _follows = False  # true if the rounds of this learner are followed
     _at_start = False  # true between the start of a round and its first gradient
     _round: Round | None = None
     _drawn: list[bool] | None = None  # tensors with a gradient in the latest one, while it is unused
-    _repeating = False
+    _repeating = _clip_is_checked = False
 
     def follow(self, me: Learner, strategy: object) -> None:
         """Follow the rounds of a learner's strategy, unless each step is one."""
-        self.learner, self._local = me, me.local
+        self.learner, self._local, self.strategy = me, me.local, strategy
         self._follows = me.lock_step and Facts.of(strategy).sets_weights_every != 1
+
+    def clip(self, norm: float | None) -> None:
+        """Set the largest norm of gradients; in lock-step all learners have the same in their first step."""
+        super().clip(norm)
+        checked, self._clip_is_checked = self._clip_is_checked, True
+        if not checked and self.learner.lock_step and not self.learner.seat.late:
+            with telling_who_is_lost(self.group.rank):
+                check_first(self.group, "clip", None if norm is None else float(norm))
 
     async def boundary(self, me: Learner) -> None:
         await super().boundary(me)

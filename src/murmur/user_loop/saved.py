@@ -17,12 +17,14 @@ from torch import Tensor
 
 from murmur.core.shards import as_shard_of, is_sharded, own_part
 from murmur.user_loop.consensus import Answers
+from murmur.user_loop.origin import origin_of
 from murmur.user_loop.rounds import RoundSource
 
 
 def state_of(source: RoundSource, answers: Answers) -> dict[str, Any]:
     state = {
         "optimizer": _own_parts(source.local_optimizer.optimizer.state_dict()),
+        "origin": origin_of(source),
         "steps": source.steps,
         "seconds": source.recorder.clock.seconds,
         **source.state(answers.own_buffers()),

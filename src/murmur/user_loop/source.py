@@ -220,6 +220,13 @@ class LoopSource(LearnerSource):
             self.stepping, self._in_fields.applied = False, unread
             self.layout.clear_gradients()
 
+    def followed(self, staleness: int) -> None:
+        """Record a step. An error of an observer is raised behind the call, as the step has been taken."""
+        try:
+            super().followed(staleness)
+        except Exception as error:
+            self._failed = self._failed or error
+
     def release(self) -> None:
         """End the use of the .grad fields by this step of the loop."""
         self._in_fields.end()
@@ -241,7 +248,7 @@ class LoopSource(LearnerSource):
                 group.update(values)
 
     def surface(self) -> None:
-        """Raise the error of the optimizer, or of one of its hooks, in the latest call of one learner alone.
+        """Raise the error of an observer, or of one learner alone of the optimizer or a hook of it, in the latest call.
 
         It is raised behind the call, so that the strategy goes on with the next one, as the loop without it would.
         """

@@ -57,6 +57,15 @@ class ThreadHub:
                 del self.meetings[key], self.left[key]
             return [given[r] for r in range(len(self.members))], time.monotonic() - came
 
+    def part(self, name: str, members: Sequence[int]) -> ThreadHub:
+        """Return the state of a group of some members; those that have ended before it was made have ended there."""
+        with self.changed:
+            if name not in self.parts:
+                made = self.parts[name] = ThreadHub(name, members, self.timeout_seconds)
+                for rank in self.gone:
+                    made.leave(self.members[rank], self.failure)
+            return self.parts[name]
+
     def alive(self) -> None:
         """Raise PeerLost in all members if one has failed; the caller holds the lock."""
         if self.failure is not None:
@@ -199,11 +208,8 @@ class ThreadGroup(Group):
         for number, part in enumerate(parts):
             if self.rank in part:
                 name = f"{self.name}/{self._calls['split']}.{number}"
-                with self.hub.changed:
-                    if name not in self.hub.parts:
-                        members = [self.hub.members[r] for r in part]
-                        self.hub.parts[name] = ThreadHub(name, members, self.hub.timeout_seconds)
-                return ThreadGroup(self.hub.parts[name], list(part).index(self.rank), self.trace)
+                hub = self.hub.part(name, [self.hub.members[r] for r in part])
+                return ThreadGroup(hub, list(part).index(self.rank), self.trace)
         return None
 
     def count(self, counter: str, amount: int = 0) -> int:

@@ -145,6 +145,7 @@ class Mail:
                 thread.join(min(left, TICK_SECONDS))
         self._listener.close()
         self._lender.close()
+        self.box.fail(PeerLost("this learner has left the run"))  # ends activities that an error has left behind
 
     def _send_all(self, to: int) -> None:
         """Serve one outbox after another until there is none: a new one is made after the learner was dropped."""
