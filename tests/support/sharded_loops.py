@@ -22,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 
 import murmur
 from murmur.core.learner import Strategy
+from murmur.core.mixing import pairwise
 from murmur.core.shards import own_part
 from murmur.core.world import Seat
 from murmur.engine import graceful_stop
@@ -178,7 +179,9 @@ def pairs(folder: Path) -> dict[str, object]:
     fully_shard(model, mesh=shards)
     begun = whole(model)
     linear(ADPSGD(), model, mesh=learners)
-    return {"begun": begun, "end": whole(model)}
+    moments = sharded(uneven(0), shards)
+    trained(ADPSGD(pairwise, moments="averaged"), moments, mesh=learners)
+    return {"begun": begun, "end": whole(model), "moments": whole(moments)}
 
 
 def linear(strategy: Strategy, model: nn.Module, seat: Seat | None = None, mesh: DeviceMesh | None = None) -> nn.Module:
@@ -264,6 +267,23 @@ def scaled(folder: Path) -> dict[str, object]:
     return {"scale": scaler.get_scale(), **whole(model)}
 
 
+def diverged(folder: Path) -> dict[str, object]:
+    """Train until the weights of one shard are infinite on all learners."""
+    learners, shards = meshes()
+    model = norm_net()
+    fully_shard(model, mesh=shards)
+    try:
+        with murmur.join(KAVG(2), model, adam(model), mesh=learners) as me:
+            for n in range(8):
+                loss_of(model, n, me.rank, me.shard, me.shards).backward()
+                if n == 3 and me.shard == 1:
+                    own_part(next(model.parameters())).fill_(math.inf)
+                me.step()
+    except FloatingPointError as error:
+        return {"said": str(error)}
+    return {}
+
+
 def lost(folder: Path) -> dict[str, object]:
     """Train until one process is killed."""
     learners, shards = meshes()
@@ -333,7 +353,7 @@ def refused(folder: Path) -> dict[str, object]:
 
 
 PROGRAMS: dict[str, Callable[[Path], dict[str, object]]] = {
-    made.__name__: made for made in (equal, odd, pairs, saved, asked, scaled, lost, refused)
+    made.__name__: made for made in (equal, odd, pairs, saved, asked, scaled, refused, diverged, lost)
 }
 
 

@@ -120,7 +120,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ended(folder: Path) -> Ended:
-    return launched(folder, "odd", "pairs", "saved", "asked", "scaled", "refused")
+    return launched(folder, "odd", "pairs", "saved", "asked", "scaled", "refused", "diverged")
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,8 @@ def test_pairs_average_each_shard_to_one_model(others: list[dict[str, Any]]) -> 
     expected = unsharded(lambda seat: linear(ADPSGD(), models[seat.group.rank], seat))[0]
     for found in others:
         first = others[0]["pairs"]
-        assert all(torch.equal(found["pairs"]["end"][name], x) for name, x in first["end"].items())
+        for end in ("end", "moments"):
+            assert all(torch.equal(found["pairs"][end][name], x) for name, x in first[end].items())
         moved = {name: x - first["begun"][name] for name, x in first["end"].items()}
         check_close(moved, {name: x - begun[name] for name, x in expected.items()})
 
@@ -204,6 +205,11 @@ def test_processes_of_a_learner_have_one_scale(others: list[dict[str, Any]]) -> 
     assert [each.pop("scale") for each in found] == [4.0, 4.0, 2.0, 2.0]
     assert all(torch.isfinite(x).all() for x in found[0].values())
     assert all(torch.equal(x, each[name]) for each in found for name, x in found[0].items())
+
+
+def test_a_shard_that_diverges_ends_the_run(others: list[dict[str, Any]]) -> None:
+    for found in others:
+        assert found["diverged"]["said"].startswith("the weights of a shard are not finite on any learner: training")
 
 
 REFUSED = {

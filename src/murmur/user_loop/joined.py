@@ -297,7 +297,7 @@ class Joined(LearnerData, Recorded):
         self._check_training("step()")
         self._check_going("step()")
         self._source.clip(clip)
-        self._loop.offer = self._shards.offered(self._offered(samples, loss), self._layout)
+        self._loop.offer = self._shards.offered(self._offered(samples, loss), self._layout, self._ended)
         self._first.step(self._world, self._shards.digests)
         self._advance()
         self.mark()

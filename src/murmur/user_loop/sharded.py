@@ -31,6 +31,7 @@ from murmur.core.group import PeerLost
 from murmur.core.learner import Strategy
 from murmur.core.shards import is_sharded, own_part
 from murmur.core.world import SCRIPT, Seat
+from murmur.engine.counters import ADVICE
 from murmur.user_loop.loop import JoinedGroup, Offer
 from murmur.user_loop.source import LoopSource, Plan
 from murmur.worlds.process.arrival import address_towards
@@ -106,8 +107,8 @@ class Shards:
         for other, p in sharded.items():
             if meshes[other].ndim != 1 or not all(place.is_shard() for place in p.placements):  # type: ignore[attr-defined]
                 raise ValueError(
-                    f"{other} is sharded by {p.placements} over {meshes[other].ndim} dimensions of processes, of which"  # type: ignore[attr-defined]
-                    f" one averages by itself or cuts the computation: {MESHES}"
+                    f"{other} is sharded by {p.placements} over {meshes[other].ndim} dimensions of processes, but a"  # type: ignore[attr-defined]
+                    f" learner is sharded over one, by fully_shard: {MESHES}"
                 )
             if meshes[other] != own:
                 raise ValueError(f"{name} and {other} are sharded over different processes: {MESHES}")
@@ -137,7 +138,7 @@ class Shards:
             return
         if plan.scaling is not None:
             raise ValueError(
-                f"Plan(scaling=...) follows the progress of all learners, which the processes of a learner see at"
+                "Plan(scaling=...) follows the progress of all learners, which the processes of a learner see at"
                 f" different moments with {strategy}: set the rate in the loop"
             )
         whole = [name for name, p in model.named_parameters() if p.requires_grad and not is_sharded(p)]
@@ -188,17 +189,22 @@ class Shards:
     def any(self, flag: bool) -> bool:
         return self._sum([float(flag)]) != [0.0]
 
-    def offered(self, offer: Offer, layout: Layout) -> Offer:
+    def offered(self, offer: Offer, layout: Layout, ended: bool) -> Offer:
         """Return the step of the whole learner: the sum of samples, the mean loss.
 
         Gradients of parameters that FSDP leaves whole become the mean over the processes, as it makes those of shards.
+
+        Raises:
+            FloatingPointError: The strategy has ended in some processes, as no learner has finite weights there.
         """
         if self._mesh is None:
             return offer
         whole = [t for t in layout.tensors if not is_sharded(t)]
         unknown = offer.loss is None
-        flags = [float(offer.skipped), float(unknown), *(float(t.grad is not None) for t in whole)]
-        samples, loss, skipped, losses_unknown, *present = self._sum([offer.samples, offer.loss or 0.0, *flags])
+        flags = [float(ended), float(offer.skipped), float(unknown), *(float(t.grad is not None) for t in whole)]
+        samples, loss, over, skipped, losses_unknown, *present = self._sum([offer.samples, offer.loss or 0.0, *flags])
+        if 0 < over < self.count:
+            raise FloatingPointError(f"the weights of a shard are not finite on any learner: {ADVICE}")
         shared = Layout(t for t, there in zip(whole, present, strict=True) if there)
         if shared.tensors:
             g, _ = shared.gather_gradients()
