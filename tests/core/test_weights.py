@@ -59,14 +59,15 @@ class Uneven(nn.Module):
 
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("own", [True, False])
-def test_a_pull_has_the_bits_of_a_difference(held: bool, own: bool) -> None:
+@pytest.mark.parametrize("alpha", [0.5, 0.3])
+def test_a_pull_has_the_bits_of_a_difference(held: bool, own: bool, alpha: float) -> None:
     """With a snapshot of the same weights, and with another vector; now, and when the model may change again."""
     model = Uneven()
     weights, theirs = Weights(Layout.trainable(model)), many(1)
     mine = weights.snapshot() if own else many(2)
-    wanted = many(0).add_(theirs - mine, alpha=0.3)
+    wanted = many(0).add_(theirs - mine, alpha=alpha)
     with weights.held() if held else nullcontext():
-        weights.pull_(theirs, mine, 0.3)
+        weights.pull_(theirs, mine, alpha)
         assert torch.equal(weights.layout.gather(), many(0)) == held
         assert torch.equal(weights.snapshot(), wanted)
     weights.step(lambda: None)

@@ -42,7 +42,15 @@ from murmur.strategies import ADPSGD
 from murmur.worlds.process.membership_server import MembershipServer
 from murmur.worlds.process.messages import from_block, receive
 from murmur.worlds.process.store_server import StoreServer
-from murmur.worlds.process.wire_format import PREFIX, REQUEST, Loan, MessageHead, Offer, encode_head, receive_frame
+from murmur.worlds.process.wire_format import (
+    PREFIX,
+    REQUEST,
+    Loan,
+    MemoryOffer,
+    MessageHead,
+    encode_head,
+    receive_frame,
+)
 from murmur.worlds.virtual.cluster import RecordedSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 from tests.fuzz.harness import Files, Target
@@ -339,7 +347,7 @@ def _write_messages(folder: Path) -> None:
         head = MessageHead("world t", dtype, (1.0, 2.5)).encode(64)
         (folder / f"{number}.message").write_bytes(head + bytes(64))
         (folder / f"{number}.json").write_bytes(head[PREFIX.size :])
-    offered = MessageHead("world t", "float32", (1.0,), offer=Offer(7, 8, 9, 10, 1 << 16)).encode(64) + bytes(64)
+    offered = MessageHead("world t", "float32", (1.0,), offer=MemoryOffer(7, 8, 9, 10, 1 << 16)).encode(64) + bytes(64)
     (folder / "offered.message").write_bytes(offered)
     lent = MessageHead("world t", "float32", (1.0,), loan=Loan(10, 1, 0, 3), elements=16).encode(0)
     (folder / "lent.message").write_bytes(lent)

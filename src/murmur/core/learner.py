@@ -210,14 +210,14 @@ class Learner:
             began = self.seat.now
             self.group.membership.expect(self.averager.pace_seconds, local.preparation)
             gradient = await local.of_claim(claim)
-            self.averager.note_gradient_seconds(self.seat.now - began + local.step_seconds)
-            local.step_seconds = 0.0
+            self.averager.note_gradient_seconds(self.seat.now - began + local.beside_seconds)
+            local.beside_seconds = 0.0
             yield gradient.g
         self.averager.done()
 
     async def _claim(self) -> range | None:
         membership, size = self.group.membership, len(self.role.members(self.group.rank))
-        await self.seat.ready(self.weights, self.group)
+        self.local.beside_seconds += await self.seat.ready(self.weights, self.group)
         while (claim := membership.claim(*self.local.source.span, size)) is None and not membership.spent:
             await self.seat.sleep(self.averager.poll_seconds)
         return claim

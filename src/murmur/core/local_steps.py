@@ -30,7 +30,7 @@ class LocalSteps:
         self.seat, self.group, self.weights, self.source = seat, group, weights, source
         seat.holds(weights)
         self.steps, self.fresh_samples = 0, 0.0
-        self.step_seconds = 0.0  # of the steps since the latest claimed gradient
+        self.beside_seconds = 0.0  # of a user loop and of steps, since the latest claimed gradient
         self._version = 0
         self._drawn: int | None = None
         self._present = [True] * len(weights.layout.tensors)
@@ -172,7 +172,7 @@ class LocalSteps:
             present = [there or bool(view.any()) for there, view in zip(present, views, strict=True)]
         began = self.seat.now
         self.weights.step(lambda: self.source.apply(g, present, staleness))
-        self.step_seconds += self.seat.now - began
+        self.beside_seconds += self.seat.now - began
 
     def repeat(self, mean: Gradient) -> None:
         """Take the step that another learner with the same weights has taken, with the mean gradient of both."""

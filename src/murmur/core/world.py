@@ -44,14 +44,19 @@ class Seat(ABC):
     def now(self) -> float:
         """Seconds since the world began, virtual or wall."""
 
-    async def ready(  # noqa: B027 - most seats have nothing to wait for
-        self, weights: Weights, group: Group, before_backward: Callable[[float], None] | None = None
-    ) -> None:
+    async def ready(
+        self,
+        weights: Weights,  # noqa: ARG002 - most seats have nothing to wait for
+        group: Group,  # noqa: ARG002
+        before_backward: Callable[[float], None] | None = None,  # noqa: ARG002
+    ) -> float:
         """Wait until it is known if this learner, which holds `weights` in `group`, has another minibatch.
 
         There is nothing to wait for, except in a user loop, which supplies the gradients. That loop may call
-        `before_backward` with the number of samples itself, before the backward pass of their gradient.
+        `before_backward` with the number of samples itself, before the backward pass of their gradient. Returns the
+        seconds that the loop took for its gradient.
         """
+        return 0.0
 
     def loop_computed(self, seconds: float) -> None:  # noqa: B027 - only a world that models time has to know
         """Report the processor's seconds that a user loop took between two steps."""

@@ -89,13 +89,15 @@ class LoopSeat(Seat):
 
     async def ready(
         self, weights: Weights, group: Group, before_backward: Callable[[float], None] | None = None
-    ) -> None:
+    ) -> float:
         self.loop.weights, self.loop.group, self.loop.before_backward = weights, group, before_backward
+        began = self.now
         while self.loop.offer is None and not self.loop.over:
             self.resume()
             with weights.held():
                 await _Suspended()
         self.pause()
+        return self.now - began
 
     def resume(self) -> None:
         if self.loop.began is None:

@@ -116,7 +116,8 @@ class TorchGroup(Group):
         self.backend: Backend = backend_of(devices, hosts, dist.is_nccl_available())
         self._connections: GlooSockets | None = None
         self._on_one_host = len(set(hosts)) == 1 and all(device == "cpu" for device in devices)
-        self._has_neighbour = self.size > 1 and all(d == "cpu" for d in devices) and hosts.count(hosts[self.rank]) > 1
+        here, device = wiring.told(wiring.rank)
+        self._has_neighbour = device == "cpu" and here in {wiring.told(m)[0] for m in members if m != wiring.rank}
         self._shared: dict[str, SharedVectors | None] = {}
         self._means = RecurringMeans(self._sum_of) if self._on_one_host and self.size > 1 else None
         self._ready: tuple[Tensor, SharedSum] | None = None  # vector of the mean under way, and its sum

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from murmur.worlds.process.shared_memory import network_of_host
-from murmur.worlds.process.wire_format import Loan, Offer
+from murmur.worlds.process.wire_format import Loan, MemoryOffer
 
 SLOTS, PAGE = 2, 1 << 16  # bytes of the first page, at least one of the system's
 CELLS = PAGE // 8 - 1
@@ -121,13 +121,13 @@ class Lender:
             assert self._memory is not None
             return self._memory.take(numel, dtype)
 
-    def offer(self, x: Tensor) -> Offer | None:
+    def offer(self, x: Tensor) -> MemoryOffer | None:
         """Return where others of this host find the memory of a vector; None if it lies elsewhere."""
         with self._lock:
             memory = self._memory
             if memory is None or memory.slot_of(x) is None:
                 return None
-            return Offer(os.getpid(), memory.descriptor, self._network, memory.token, memory.slot_bytes)
+            return MemoryOffer(os.getpid(), memory.descriptor, self._network, memory.token, memory.slot_bytes)
 
     def lend(self, x: Tensor, reader: int, token: int) -> Loan | None:
         """Lend a vector to a reader that has mapped the memory with this token; None if it lies elsewhere."""
@@ -166,7 +166,7 @@ class Borrower:
         self._area: Any = None
         self._slot_bytes = 0
 
-    def consider(self, offer: Offer) -> None:
+    def consider(self, offer: MemoryOffer) -> None:
         """Map an offered memory, unless it cannot be seen from here: another host, network or container."""
         if offer.token == self._seen:
             return
@@ -193,7 +193,7 @@ def _give_back(area: Any, loan: Loan) -> None:
     area[:PAGE].view(np.int64)[1 + loan.cell] = loan.number
 
 
-def _mapped(offer: Offer) -> Any:
+def _mapped(offer: MemoryOffer) -> Any:
     """Return the bytes of an offered memory; None if they cannot be mapped here."""
     try:
         descriptor = os.open(f"/proc/{offer.process}/fd/{offer.descriptor}", os.O_RDWR | os.O_NONBLOCK)

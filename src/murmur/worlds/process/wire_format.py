@@ -143,7 +143,7 @@ def fill(line: socket.socket, view: memoryview) -> None:
         view = view[got:]
 
 
-class Offer(NamedTuple):
+class MemoryOffer(NamedTuple):
     """Memory of a process in which vectors for others of its host lie."""
 
     process: int
@@ -178,7 +178,7 @@ class MessageHead:
     tag: str
     dtype: str
     numbers: tuple[float, ...]
-    offer: Offer | None = None
+    offer: MemoryOffer | None = None
     loan: Loan | None = None
     elements: int = 0
 
@@ -197,7 +197,7 @@ class MessageHead:
         found = cls(text(head, "tag"), text(head, "dtype"), tuple(_numbers(head.get("numbers"))))
         _check_elements(found.dtype, payload_bytes)
         if "offer" in head:
-            found = replace(found, offer=Offer(*_exact(head, "offer", len(Offer._fields))))
+            found = replace(found, offer=MemoryOffer(*_exact(head, "offer", len(MemoryOffer._fields))))
         if "loan" in head:
             elements = whole(head, "elements", 0, MESSAGE.payload_bytes)
             found = replace(found, loan=Loan(*_exact(head, "loan", len(Loan._fields))), elements=elements)
