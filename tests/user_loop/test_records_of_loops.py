@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from murmur.run.folder.lock import read_ending
 from murmur.strategies import ADPSGD, KAVG, SuperLearners, SyncSGD
 from murmur.user_loop.consensus import Answers
 from murmur.user_loop.joined import Joined, Plan
+from murmur.user_loop.run_folder import RunFolder
 from murmur.worlds.threads import ThreadWorld
 from tests.support.named import named
 from tests.support.tasks import Quadratic
@@ -207,6 +210,11 @@ def test_a_loop_that_fails_says_so(tmp_path: Path) -> None:
     ending = read_ending(tmp_path)
     assert ending is not None
     assert (ending.state, ending.why) == ("failed", "ZeroDivisionError: of the loop")
+    watched = Watched(tmp_path, time.time)
+    watched.look()
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(frame(watched))
+    assert "me.load_state_dict() in the loop" in console.export_text()  # a loop knows no --resume
 
 
 def test_seconds_of_evaluation_are_not_those_of_training(tmp_path: Path) -> None:
@@ -381,3 +389,38 @@ def test_seconds_of_a_nested_evaluation_are_left_out_once(tmp_path: Path) -> Non
     assert second["seconds"] > first["seconds"]
     spans = [span for span in json.loads((tmp_path / "trace.json").read_text()) if span.get("cat") == "evaluation"]
     assert 0.4 <= sum(span["dur"] for span in spans) / 1e6 <= spent
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_learner_that_fails_leaves_the_folder_of_a_finished_run_alone(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was started again too late does: the others have finished the run, and have closed its trace."""
+    fail, close = RunFolder.fail, RunFolder.close
+    failed = threading.local()
+
+    def wait_for_the_end() -> None:
+        deadline = time.monotonic() + 20
+        while hasattr(failed, "here") and ((end := read_ending(tmp_path)) is None or end.state != "finished"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    monkeypatch.setattr(RunFolder, "fail", lambda folder, error: (wait_for_the_end(), fail(folder, error)))
+    monkeypatch.setattr(RunFolder, "close", lambda folder: (wait_for_the_end(), close(folder)))
+
+    def body(seat: Seat) -> None:
+        model = net()
+        try:
+            with murmur.join(ADPSGD(), model, optimizer_of(model), PLAN, seat, out=tmp_path) as me:
+                take_steps(me, model, STEPS)
+                if me.rank == failing:
+                    failed.here = True
+                    raise ZeroDivisionError
+        except ZeroDivisionError:
+            assert seat.group.rank == failing
+
+    ThreadWorld(2, 20.0).run(Words(body))
+    ending = read_ending(tmp_path)
+    assert ending is not None
+    assert ending.state == "finished"
+    json.loads((tmp_path / "trace.json").read_text())

@@ -371,11 +371,12 @@ def cells(run: Watched, learner: int) -> tuple[str, ...]:
 
 
 def ending(run: Watched) -> list[str]:
+    is_loop = "launch" in run.facts  # of a user
+    go_on = "To go on: the same command" + (", and me.load_state_dict() in the loop" if is_loop else " with --resume")
     if run.state == "cut off":
-        since = duration(run.quiet_seconds)
-        return [f"no record for {since}: cut off, or stuck. To go on: the same command with --resume"]
+        return [f"no record for {duration(run.quiet_seconds)}: cut off, or stuck. {go_on}"]
     if run.state in ENDINGS:
-        return [f"{state_of(run.folder)}. To go on: the same command with --resume"]
+        return [f"{state_of(run.folder)}. {go_on}"]
     if run.state != "finished":
         quiet = run.quiet_seconds
         return [f"no record for {duration(quiet)}, but its processes live"] if quiet > QUIET_SECONDS else []

@@ -30,7 +30,7 @@ from murmur.engine.record import (
     wait_for_spans,
 )
 from murmur.run.folder.contents import LAUNCH, RUN, read_facts, refuse_links, remove_unused
-from murmur.run.folder.lock import ENDED, LOCK, Ending, FolderLock, write_ending
+from murmur.run.folder.lock import ENDED, LOCK, Ending, FolderLock, read_ending, write_ending
 from murmur.run.folder.provenance import provenance
 from murmur.user_loop.optimizer_list import name_of
 from murmur.worlds.process.environment import Place
@@ -160,14 +160,22 @@ class RunFolder:
         write_ending(self._out, Ending.of(0))
 
     def fail(self, error: BaseException) -> None:
-        if not self._begun:
+        """Record that the run has ended by an error, unless the others have finished it without this learner."""
+        if not self._begun or self._finished:
             return
         try:
             write_ending(self._out, ending_of(error))
         except OSError as unwritten:  # the exception that has ended the run matters more
             log.error("the end of the run is not recorded: %s", unwritten)
 
+    @property
+    def _finished(self) -> bool:
+        ending = read_ending(self._out)
+        return ending is not None and ending.state == "finished"
+
     def close(self) -> None:
+        if self._begun and self._finished:
+            self._recorder.seat.trace.sink = None  # the others have closed the trace without this learner
         self._recorder.end_trace()
         self._recorder.close()
         if not self._begun:
