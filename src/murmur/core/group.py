@@ -209,6 +209,13 @@ class Group(ABC):
     def count(self, counter: str, amount: int = 0) -> int:
         """Add to a counter shared by the members and return its new value; an unused counter is 0."""
 
+    def count_ahead(self, counter: str, amount: int) -> int:
+        """Add to a counter without waiting; return its value as last heard, plus what this member has added since.
+
+        All additions of a member to the counter are made by this method.
+        """
+        return self.count(counter, amount)
+
     @abstractmethod
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         """Begin to add up the members' vectors in place, and return at once; await the result.
@@ -380,6 +387,9 @@ class GroupAround(Group):
 
     def count(self, counter: str, amount: int = 0) -> int:
         return self.inner.count(counter, amount)
+
+    def count_ahead(self, counter: str, amount: int) -> int:
+        return self.inner.count_ahead(counter, amount)
 
     def start_broadcast(self, x: Tensor, root: int, tag: str) -> Awaitable[Tensor]:
         return self.inner.start_broadcast(x, root, tag)

@@ -240,7 +240,7 @@ class LoopMembership(Membership):
         loops, learners = self.group.loops, self.group.super_learner_of(self.group.rank)
         if loops.over(learners) if len(learners) > 1 else loops.over_here:
             return None
-        end = first + self.group.count("claims", size + loops.claims_before)
+        end = first + self.group.count_ahead("claims", size + loops.claims_before)
         loops.claims, loops.claims_before = loops.claims + size, 0
         return range(end - size, end)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from threading import Thread
@@ -118,3 +119,17 @@ def test_a_server_that_sends_no_frames_is_left() -> None:
     with pytest.raises(ConnectionError, match="is gone"):
         client.call({"do": "size"})
     listener.close()
+
+
+def test_requests_ahead_get_the_answers_of_those_before() -> None:
+    server = StoreServer(listen(), b"secret of a run.")
+    line, other = (StoreClient(*server.address, 5, b"secret of a run.") for _ in range(2))
+    add = {"do": "add", "key": "k", "amount": 2}
+    assert line.call_ahead(add) is None
+    assert [line.call_ahead(add), line.call_ahead(add)] == [{"total": 2}, {"total": 4}]
+    deadline = time.monotonic() + 30.0
+    while other.call({**add, "amount": 0})[0]["total"] < 6:  # all are added, though the last answer is not read
+        assert time.monotonic() < deadline
+    line.close()
+    other.close()
+    server.close()

@@ -44,6 +44,7 @@ from murmur.worlds.process.shared_memory import (
     SharedVectors,
     network_of_host,
 )
+from murmur.worlds.process.store_server import StoreClient
 from murmur.worlds.process.torch_store import NetStore
 from murmur.worlds.process.traffic import Flow
 from murmur.worlds.real import Activity, PostOffice
@@ -111,6 +112,7 @@ class TorchGroup(Group):
             finalize(self, self._store.close)  # the connection ends with the group
         self._prefix = c10d.PrefixStore(name, self._store)
         self._splits, self._closed = 0, False
+        self._ahead: dict[str, tuple[StoreClient, int]] = {}  # connection and last value of counters
         self._fastest: dict[int, float] = defaultdict(lambda: float("inf"))
         hosts, devices = zip(*(wiring.told(m) for m in members), strict=True)
         self.backend: Backend = backend_of(devices, hosts, dist.is_nccl_available())
@@ -394,6 +396,23 @@ class TorchGroup(Group):
 
     def count(self, counter: str, amount: int = 0) -> int:
         return int(self._prefix.add(f"count/{counter}", amount))
+
+    def count_ahead(self, counter: str, amount: int) -> int:
+        if not isinstance(self._store, NetStore):
+            return self.count(counter, amount)
+        if counter not in self._ahead:
+            line = self._store.line()
+            finalize(self, line.close)
+            self._ahead[counter] = line, self.count(counter)
+        line, heard = self._ahead[counter]
+        answer = line.call_ahead({"do": "add", "key": self._key(f"count/{counter}"), "amount": amount})
+        heard = heard if answer is None else int(answer["total"])
+        self._ahead[counter] = line, heard
+        return heard + amount
+
+    def _key(self, name: str) -> str:
+        assert isinstance(self._store, NetStore)
+        return self._store.name_of(f"{self.name}/{name}")
 
     def _compare(self, x: Tensor, numbers: Sequence[float], verb: str) -> list[tuple[float, ...]]:
         """Share numbers among the members; check that their vectors are alike: gloo would read past a shorter one."""

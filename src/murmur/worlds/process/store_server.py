@@ -140,6 +140,7 @@ class StoreClient:
     def __init__(self, host: str, port: int, timeout_seconds: float = 60.0, secret: bytes = b"") -> None:
         self.host, self.port, self.timeout_seconds, self._secret = host, port, timeout_seconds, secret
         self._lock = Lock()
+        self._ahead = False
         self._line = self._connect()
 
     def _connect(self) -> socket.socket:
@@ -171,12 +172,26 @@ class StoreClient:
         self, head: dict[str, Any], value: bytes = b"", seconds: float | None = None
     ) -> tuple[dict[str, Any], bytes]:
         """Send a request and return its answer, within `seconds` or else `timeout_seconds`."""
+        return self._exchange(head, value, self.timeout_seconds if seconds is None else seconds)
+
+    def call_ahead(self, head: dict[str, Any]) -> dict[str, Any] | None:
+        """Send a request and return the answer to the one before, which has most likely come; None for the first.
+
+        A connection has either such requests or calls.
+        """
+        first, self._ahead = not self._ahead, True
+        return self._exchange(head, b"", self.timeout_seconds, answers=not first)[0] or None
+
+    def _exchange(
+        self, head: dict[str, Any], value: bytes, longest: float, answers: bool = True
+    ) -> tuple[dict[str, Any], bytes]:
         request = encode_head(head, len(value), REQUEST)
         with self._lock:
             try:
-                longest = self.timeout_seconds if seconds is None else seconds
                 self._line.settimeout(longest)
                 send_frame(self._line, request, value)
+                if not answers:
+                    return {}, b""
                 _await_bytes(self._line, longest)
                 return receive_frame(self._line, REQUEST)
             except TimeoutError as error:
