@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from murmur.core.world import Seat
 from murmur.worlds.process.shared_memory import LEAST_NUMEL, SLOTS, RecurringMeans, SharedSum, SharedVectors
+from tests.support.pool import Pool, PooledWorld
 
 NEEDS_FILES_OF_MEMORY = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="this system has no files of memory (memfd_create)"
@@ -88,3 +91,21 @@ def test_members_go_on_without_memory_if_one_cannot_open_it(monkeypatch: pytest.
     monkeypatch.setattr(means[1], "_open", lambda *_: None)
     for _ in range(4):
         assert share(means, xs) == [None, None]
+
+
+@dataclass(frozen=True)
+class SameMeans:
+    """Means of the same vectors, five times: the first ones without shared memory, the later ones in it."""
+
+    async def __call__(self, seat: Seat) -> list[Tensor]:
+        x = torch.randn(2 * LEAST_NUMEL + 1, generator=torch.Generator().manual_seed(seat.group.rank))
+        return [await seat.group.mean(x.clone(), weight=4.0 + seat.group.rank) for _ in range(5)]
+
+
+@NEEDS_FILES_OF_MEMORY
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_first_means_have_the_bits_of_those_in_shared_memory(pool: Pool, size: int) -> None:
+    """A resumed run begins without shared memory where the uninterrupted one had it."""
+    for first, *others in PooledWorld(pool, size).run(SameMeans()):
+        assert all(torch.equal(first, other) for other in others)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from murmur.accelerator.device import is_accelerator
-from murmur.core.group import Group, Message, PeerLost, WorldMismatch
+from murmur.core.group import Group, Message, PeerLost, WorldMismatch, weighted_mean
 from murmur.core.membership import Membership
 from murmur.core.torch_private import c10d, clone
 from murmur.core.trace import COMMUNICATING, WAITING, Trace
@@ -42,6 +42,7 @@ from murmur.worlds.process.shared_memory import (
     SharedSum,
     SharedVectors,
     network_of_host,
+    parts_of,
 )
 from murmur.worlds.process.torch_store import NetStore
 from murmur.worlds.process.traffic import Flow
@@ -183,12 +184,25 @@ class TorchGroup(Group):
         ready, self._ready = self._ready, None
         if ready is not None and ready[0] is x:
             return ready[1].mean(weights)
+        if self._means is not None and self._means.begins(x):
+            return self._gathered_mean(x, weights)
         mine, positive = weights[self.rank], [w for w in weights if w > 0]
         equal = len(set(positive)) == 1
         scaled = x * (mine if not equal else 1.0) if mine > 0 else torch.zeros_like(x)
         with self.wiring.trace.span(COMMUNICATING, f"mean of {self.name}"):
             total = self._sum(scaled)
         return total.div_(len(positive) if equal else sum(positive))
+
+    def _gathered_mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        """Return a mean with the bits of one in shared memory: gloo adds in another order and rounds elsewhere."""
+        assert self._group is not None
+        mean = torch.empty_like(x)
+        with self.wiring.trace.span(COMMUNICATING, f"mean of {self.name}"):
+            for part in parts_of(x.numel(), self.size):
+                given = [torch.empty_like(x[part]) for _ in self.members]
+                self._wait(self._group.allgather([given], [x[part].contiguous()]), "mean")
+                mean[part] = weighted_mean(given, weights)
+        return mean
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         if self._group is None:

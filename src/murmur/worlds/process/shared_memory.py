@@ -74,6 +74,11 @@ def network_of_host() -> int:
         return 0  # a system without namespaces
 
 
+def parts_of(numel: int, size: int) -> list[slice]:
+    """Return the parts of a vector that the members of a sum add up, by rank."""
+    return [slice(*ends) for ends in pairwise(numel * r // size for r in range(size + 1))]
+
+
 class SharedSum:
     """Sums and means of the vectors (n,) of all members, each of which has its own `vectors`.
 
@@ -97,7 +102,7 @@ class SharedSum:
         self._at = 0
         numel, size = vectors[rank].slots[0].numel(), len(vectors)
         self._total = torch.empty_like(vectors[rank].slots[0])
-        self._parts = [slice(*ends) for ends in pairwise(numel * r // size for r in range(size + 1))]
+        self._parts = parts_of(numel, size)
 
     def next(self) -> Tensor:
         """Return this member's vector of the next sum, to be filled before the members meet."""
@@ -181,6 +186,11 @@ class RecurringMeans:
             found.own = SharedVectors.make(x.numel(), x.dtype)
         descriptor = -1.0 if found.own is None else found.own.descriptor
         return (os.getpid(), descriptor, self._network, float(found.opened is not None))
+
+    def begins(self, x: Tensor) -> bool:
+        """True for the first means of vectors like x, which shared memory may serve later."""
+        found = self._all.get((x.numel(), x.dtype))
+        return found is not None and found.uses <= 3
 
     def accept(self, x: Tensor, rank: int, offers: Sequence[Sequence[float]]) -> SharedSum | None:
         """Return the sums that have a copy of each member's x; else go on with the offers of all members, by rank."""
