@@ -405,8 +405,16 @@ def test_a_learner_that_fails_leaves_the_folder_of_a_finished_run_alone(
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    monkeypatch.setattr(RunFolder, "fail", lambda folder, error: (wait_for_the_end(), fail(folder, error)))
-    monkeypatch.setattr(RunFolder, "close", lambda folder: (wait_for_the_end(), close(folder)))
+    def fail_late(folder: RunFolder, error: BaseException) -> None:
+        wait_for_the_end()
+        fail(folder, error)
+
+    def close_late(folder: RunFolder) -> None:
+        wait_for_the_end()
+        close(folder)
+
+    monkeypatch.setattr(RunFolder, "fail", fail_late)
+    monkeypatch.setattr(RunFolder, "close", close_late)
 
     def body(seat: Seat) -> None:
         model = net()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import cast
 
 import pytest
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 from murmur.core.group import weighted_mean
+from murmur.core.world import Seat
 from murmur.worlds.process.shared_memory import LEAST_NUMEL, SLOTS, RecurringMeans, SharedSum, SharedVectors
+from tests.support.pool import Pool, PooledWorld
 
 NEEDS_FILES_OF_MEMORY = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="this system has no files of memory (memfd_create)"
@@ -142,3 +145,21 @@ def test_a_vector_made_in_the_room_of_a_mean_is_not_copied() -> None:
     assert room._version == before
     means.offer(torch.full((LEAST_NUMEL,), 4.0))
     assert room[0] == 4.0
+
+
+@dataclass(frozen=True)
+class SameMeans:
+    """Means of the same vectors, five times: the first ones without shared memory, the later ones in it."""
+
+    async def __call__(self, seat: Seat) -> list[Tensor]:
+        x = torch.randn(2 * LEAST_NUMEL + 1, generator=torch.Generator().manual_seed(seat.group.rank))
+        return [await seat.group.mean(x.clone(), weight=4.0 + seat.group.rank) for _ in range(5)]
+
+
+@NEEDS_FILES_OF_MEMORY
+@pytest.mark.processes
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_first_means_have_the_bits_of_those_in_shared_memory(pool: Pool, size: int) -> None:
+    """A resumed run begins without shared memory where the uninterrupted one had it."""
+    for first, *others in PooledWorld(pool, size).run(SameMeans()):
+        assert all(torch.equal(first, other) for other in others)

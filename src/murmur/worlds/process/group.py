@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from murmur.accelerator.device import is_accelerator
-from murmur.core.group import Group, Message, PeerLost, WorldMismatch
+from murmur.core.group import Group, Message, PeerLost, WorldMismatch, weighted_mean
 from murmur.core.membership import Membership
 from murmur.core.torch_private import c10d, clone
 from murmur.core.trace import COMMUNICATING, WAITING, Trace
@@ -43,6 +43,7 @@ from murmur.worlds.process.shared_memory import (
     SharedSum,
     SharedVectors,
     network_of_host,
+    parts_of,
 )
 from murmur.worlds.process.store_server import StoreClient
 from murmur.worlds.process.torch_store import NetStore
@@ -191,6 +192,8 @@ class TorchGroup(Group):
             mean = ready[1].mean(weights)
             self._given = weak(mean), ready[1]
             return mean
+        if self._means is not None and self._means.begins(x):
+            return self._gathered_mean(x, weights)
         mine, positive = weights[self.rank], [w for w in weights if w > 0]
         equal = len(set(positive)) == 1
         scaled = x * (mine if not equal else 1.0) if mine > 0 else torch.zeros_like(x)
@@ -205,6 +208,17 @@ class TorchGroup(Group):
         if self._given is not None and self._given[0]() is mean:
             return self._given[1].latest
         return super().keep(mean)
+
+    def _gathered_mean(self, x: Tensor, weights: Sequence[float]) -> Tensor:
+        """Return a mean with the bits of one in shared memory: gloo adds in another order and rounds elsewhere."""
+        assert self._group is not None
+        mean = torch.empty_like(x)
+        with self.wiring.trace.span(COMMUNICATING, f"mean of {self.name}"):
+            for part in parts_of(x.numel(), self.size):
+                given = [torch.empty_like(x[part]) for _ in self.members]
+                self._wait(self._group.allgather([given], [x[part].contiguous()]), "mean")
+                mean[part] = weighted_mean(given, weights)
+        return mean
 
     def start_sum(self, x: Tensor) -> Awaitable[Tensor]:
         if self._group is None:

@@ -77,6 +77,11 @@ def network_of_host() -> int:
         return 0  # a system without namespaces
 
 
+def parts_of(numel: int, size: int) -> list[slice]:
+    """Return the parts of a vector that the members of a sum add up, by rank."""
+    return [slice(*ends) for ends in pairwise(numel * r // size for r in range(size + 1))]
+
+
 class SharedSum:
     """Sums and means of the vectors (n,) of all members, each of which has its own `vectors`.
 
@@ -99,7 +104,7 @@ class SharedSum:
         numel, size = own.numel(), len(vectors)
         self._total: Tensor | None = None
         self._spare = SpareVectors(numel, own.dtype)
-        self._parts = [slice(*ends) for ends in pairwise(numel * r // size for r in range(size + 1))]
+        self._parts = parts_of(numel, size)
 
     def next(self) -> Tensor:
         """Return this member's vector of the next sum, to be filled before the members meet; no sum changes it."""
@@ -159,6 +164,7 @@ class _Recurring:
     sum: SharedSum | None = None
 
 
+FIRST_USE = 3  # number of the vector from which on shared memory is used
 NUMBERS = 4  # that members share beside those of a mean: process, descriptor, network, whether all was opened
 LEAST_NUMEL = 4096
 
@@ -195,6 +201,11 @@ class RecurringMeans:
         """Return this member's memory for the next vector like this, if there is any."""
         found = self._all.get((numel, dtype))
         return None if found is None or found.sum is None else found.sum.next()
+
+    def begins(self, x: Tensor) -> bool:
+        """True for the first means of vectors like x, which shared memory may serve later."""
+        found = self._all.get((x.numel(), x.dtype))
+        return found is not None and found.uses < FIRST_USE
 
     def accept(self, x: Tensor, rank: int, offers: Sequence[Sequence[float]]) -> SharedSum | None:
         """Return the sums that have a copy of each member's x; else go on with the offers of all members, by rank."""
