@@ -134,11 +134,12 @@ def lives(pid: int) -> bool:
 
 
 def test_processes_of_a_program_are_its_children_and_end_with_it() -> None:
-    inner = "import os, time; print(os.getppid(), os.getpid(), flush=True); time.sleep(60)"
+    # Both write to one pipe: a line is one call, so that lines are not mixed.
+    inner = "import os, time; os.write(1, b'%d %d\\n' % (os.getppid(), os.getpid())); time.sleep(60)"
     outer = (
         "import ctypes, os, subprocess, sys, time; print(os.getpid(), flush=True);"
         f"p = subprocess.Popen([sys.executable, '-c', {inner!r}], preexec_fn=lambda: ctypes.CDLL(None).prctl(1, 9));"
-        "print(type(p).__module__, p.pid, flush=True); time.sleep(60)"
+        "os.write(1, f'{type(p).__module__} {p.pid}\\n'.encode()); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -106,6 +106,9 @@ class LeaderWeights(Weights):
             self.version += 1
             self._due = delta * alpha if self._due is None else self._due.add_(delta, alpha=alpha)
 
+    def pull_(self, theirs: Tensor, mine: Tensor, alpha: float) -> None:
+        self.add_(theirs - mine, alpha)
+
     def set_(self, w: Tensor) -> None:
         with self.section():
             self._due = self._landing = None

@@ -65,6 +65,10 @@ class ShardedLayout(Layout):
         _release(self.modules)
         super().add_(flat, alpha)
 
+    def pull_(self, theirs: Tensor, mine: Tensor | None, alpha: float) -> None:
+        _release(self.modules)
+        super().pull_(theirs, mine, alpha)
+
 
 def _gathering(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if hasattr(module, "reshard")]

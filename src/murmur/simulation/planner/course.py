@@ -114,6 +114,9 @@ class CourseRow(NoWeights):
         self.version += 1
         self.row.add_(delta, alpha=alpha)
 
+    def pull_(self, theirs: Tensor, mine: Tensor, alpha: float) -> None:
+        self.add_(theirs - mine, alpha)
+
 
 class Slope(Idle):
     """Source of a landscape's gradients that records the figures of every round."""

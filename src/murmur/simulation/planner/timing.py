@@ -60,6 +60,9 @@ class NoWeights(Weights):
     def add_(self, delta: Tensor, alpha: float = 1.0) -> None:  # noqa: ARG002 - nothing to add to
         self.version += 1
 
+    def pull_(self, theirs: Tensor, mine: Tensor, alpha: float) -> None:  # noqa: ARG002
+        self.version += 1
+
     @contextmanager
     def held(self) -> Iterator[int]:
         yield self.version
