@@ -1,6 +1,6 @@
 """Learners on hosts of their own, forked from one process that has loaded the task, so that they share its memory.
 
-    results = on_hosts([0, 1], bits_per_second=40e6, work=train, folder=Path("runs/x"), seconds=600)
+    ran = on_hosts([0, 1], bits_per_second=40e6, work=train, folder=Path("runs/x"), seconds=600)
 
 Hosts are network namespaces (`namespaces.py`). Each learner has a name of its own for its host, one thread of PyTorch,
 and a file LOGS/RANK.log in the folder. A process between this one and the learners makes the hosts and serves their
@@ -12,12 +12,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import shutil
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from murmur.worlds.process.environment import Place
 from murmur.worlds.process.listener import listen
 from murmur.worlds.process.signals import die_with_parent
 from murmur.worlds.process.store_server import StoreServer
-from namespaces import Network, hosts
+from namespaces import hosts
 
 MTU = 9000  # with packets of 1500 bytes the emulated network costs two cores more time
 NEW_NAMES, NEW_NETWORK = 0x04000000, 0x40000000  # CLONE_NEWUTS, CLONE_NEWNET of sched.h
@@ -102,8 +104,25 @@ def write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
-def on_hosts(where: Sequence[int], bits_per_second: float, work: Work, folder: Path, seconds: float) -> list[Any]:
-    """Run learner i on host where[i], and return the results of all, by rank.
+@dataclass(frozen=True)
+class OnHosts:
+    """Results of learners on hosts.
+
+    Attributes:
+        found: results by rank.
+        beside: result of the learner beside them; None without one.
+        others_cores: mean number of cores that other processes of this machine kept busy, without kernel time.
+    """
+
+    found: list[Any]
+    beside: Any
+    others_cores: float
+
+
+def on_hosts(
+    where: Sequence[int], bits_per_second: float, work: Work, folder: Path, seconds: float, beside: Work | None = None
+) -> OnHosts:
+    """Run learner i on host where[i], and return the results.
 
     Args:
         where: hosts of the learners; those of one host are neighbours in rank.
@@ -111,22 +130,29 @@ def on_hosts(where: Sequence[int], bits_per_second: float, work: Work, folder: P
         work: work of a learner.
         folder: folder for logs and results.
         seconds: time after which the learners count as hung.
+        beside: work of one more learner, alone in a run of its own on a host of its own, at the same time.
 
     Raises:
         RuntimeError: a learner failed, or the time is over.
     """
     shutil.rmtree(folder / LOGS, ignore_errors=True)
-    result: list[Any] = apart(folder, "hosts", lambda: conduct(where, bits_per_second, work, folder, seconds))
-    return result
+    conducted = apart(folder, "hosts", lambda: conduct(where, bits_per_second, work, folder, seconds, beside))
+    return OnHosts(**conducted)
 
 
-def conduct(where: Sequence[int], bits_per_second: float, work: Work, folder: Path, seconds: float) -> list[Any]:
-    logs, results = folder / LOGS, [folder / f"learner-{rank}.json" for rank in range(len(where))]
-    with hosts(max(where) + 1, bits_per_second, MTU) as network:
-        listener = listen(network.store_address)
+def conduct(
+    where: Sequence[int], bits_per_second: float, work: Work, folder: Path, seconds: float, beside: Work | None
+) -> dict[str, Any]:
+    logs, count = folder / LOGS, max(where) + 1
+    works = [work] * len(where) + ([] if beside is None else [beside])
+    results = [folder / f"learner-{rank}.json" for rank in range(len(works))]
+    with hosts(count + 1, bits_per_second, MTU) as network:
+        listener, before = listen(network.store_address), busy()
+        places = [place_of(where, rank, listener) for rank in range(len(where))]
+        places.append(Place(0, 1, 0, *listener.getsockname()[:2], generation=1))
         begun = [
-            forked(logs / f"{rank}.log", partial(learner, network, where, rank, listener, work, results[rank]))
-            for rank in range(len(where))
+            forked(logs / f"{rank}.log", partial(learner, network.space(host), host, listener, partial(own, place), to))
+            for rank, (host, place, own, to) in enumerate(zip([*where, count], places, works, results, strict=False))
         ]
         server = StoreServer(listener)  # after the forks: it has threads
         try:
@@ -141,7 +167,22 @@ def conduct(where: Sequence[int], bits_per_second: float, work: Work, folder: Pa
             for process in begun:
                 process.wait()
             server.close()
-    return [json.loads(path.read_text(encoding="utf-8")) for path in results]
+        (began, used), (ended, others) = before, busy()
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in results]
+    alone = found.pop() if beside is not None else None
+    return {"found": found, "beside": alone, "others_cores": (others - used) / (ended - began)}
+
+
+def busy() -> tuple[float, float]:
+    """Time, and processor seconds of this machine's programs, less those of children that have ended; Linux."""
+    user, nice = Path("/proc/stat").read_text(encoding="utf-8").split()[1:3]
+    own = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    return time.monotonic(), (int(user) + int(nice)) / os.sysconf("SC_CLK_TCK") - own
+
+
+def place_of(where: Sequence[int], rank: int, listener: socket.socket) -> Place:
+    local, size = where[:rank].count(where[rank]), where.count(where[rank])
+    return Place(rank, len(where), local, *listener.getsockname()[:2], local_size=size)
 
 
 def check(begun: Sequence[Forked], logs: Path, over: bool, seconds: float) -> None:
@@ -151,13 +192,9 @@ def check(begun: Sequence[Forked], logs: Path, over: bool, seconds: float) -> No
         raise RuntimeError(f"{why}; the end of the first log:\n{last_lines(logs / f'{(failed or [0])[0]}.log')}")
 
 
-def learner(
-    network: Network, where: Sequence[int], rank: int, listener: socket.socket, work: Work, result: Path
-) -> None:
+def learner(space: str, host: int, listener: socket.socket, work: Callable[[], Any], result: Path) -> None:
     """Run one learner in its process."""
-    host, address = where[rank], listener.getsockname()[:2]
     listener.close()
-    enter(network.space(host), f"host{host}")
+    enter(space, f"host{host}")
     torch.set_num_threads(1)
-    place = Place(rank, len(where), where[:rank].count(host), *address, local_size=where.count(host))
-    write(result, work(place))
+    write(result, work())

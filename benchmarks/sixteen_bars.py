@@ -27,9 +27,9 @@ from sixteen_study import (
 LEAST, LEAST_SLOW, WITHIN, HALF_WIDTH, TIE = 12.0, 10.0, 0.10, 1.5, 0.03
 
 
-def speed_up(row: Row, measured: Row) -> float:
+def speed_up(row: Row) -> float:
     """Seconds of one learner of the same pace for the minibatches of a run, over those of the run."""
-    return float(measured["seconds"] * row["minibatches"] / row["seconds"])
+    return float(row["alone"] * row["minibatches"] / row["seconds"])
 
 
 def errors_of_prediction(row: Row) -> dict[str, float]:
@@ -91,17 +91,19 @@ def best(rows: Sequence[Row], strategies: Sequence[str]) -> str | None:
     return min(found, key=lambda name: found[name]) if found else None
 
 
-def figures(rows: Sequence[Row], measured: Row) -> dict[str, Any]:
+def figures(rows: Sequence[Row]) -> dict[str, Any]:
     """Figures of every run, and the differences of word error rates."""
     found: dict[str, Any] = {}
     for row in runs(rows) + runs(rows, slow=True):
         found[row["name"]] = {
             "seconds": row["seconds"],
-            "speed-up": speed_up(row, measured),
+            "speed-up": speed_up(row),
             "predicted / real - 1": errors_of_prediction(row),
             "held-out loss": row["heldout"]["loss"],
             "cpu_seconds": row["cpu_seconds"],
             "late": row["late"],
+            "beside": row["beside"]["seconds"] / row["alone"],
+            "others_cores": row["others_cores"],
             "scaled": row["cell"]["turns"] is not None,
         }
     strategies = list(dict.fromkeys(row["cell"]["strategy"] for row in runs(rows)))
@@ -110,14 +112,14 @@ def figures(rows: Sequence[Row], measured: Row) -> dict[str, Any]:
     return {"runs": found, "words": {k: v for k, v in apart.items() if v}, "wrong order": wrong}
 
 
-def bars_of(rows: Sequence[Row], measured: Row, scale: Scale) -> list[dict[str, Any]]:
+def bars_of(rows: Sequence[Row], scale: Scale) -> list[dict[str, Any]]:
     """The bars whose rows are there."""
     bars, asynchronous = [], (RANDOMISED, DELAYED, nodes(scale), FIXED)
     chosen = best(rows, asynchronous)
     if chosen is not None:
-        found = statistics.fmean(speed_up(row, measured) for row in runs(rows, chosen))
+        found = statistics.fmean(speed_up(row) for row in runs(rows, chosen))
         bars.append(bar(SPEED_UP, found, LEAST, at_most=False))
-    slow = [speed_up(row, measured) for name in asynchronous for row in runs(rows, name, slow=True)]
+    slow = [speed_up(row) for name in asynchronous for row in runs(rows, name, slow=True)]
     if slow:
         bars.append(bar(SPEED_UP_SLOW, max(slow), LEAST_SLOW, at_most=False))
     every = runs(rows) + runs(rows, slow=True)

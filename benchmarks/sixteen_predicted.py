@@ -50,8 +50,8 @@ class Told:
             seconds=row["seconds"],
             sigma=row["sigma"],
             hidden=row["hidden"],
-            between=between.link(size),
-            inside=inside.link(size),
+            between=link_of(between, between.mean - between.message - between.adding / 2, size),
+            inside=link_of(inside, inside.exchange - inside.message / 2, size),
             reduce_bytes_per_second=size / between.adding,
             message_bytes=size,
         )
@@ -76,6 +76,15 @@ class Told:
             reduce_bytes_per_second=self.reduce_bytes_per_second,
             backward_share=self.hidden,
         )
+
+
+def link_of(pair: Pair, moving: float, size: float) -> Link:
+    """The link of two learners on which a vector takes `moving` seconds, which a small vector may hide in noise.
+
+    Between hosts that is the rest of a mean of two (`Pair.link`). Inside a host a mean takes no longer than its
+    messages, and the rest of an exchange of whole vectors is taken.
+    """
+    return Link(pair.message / 2, size / max(moving, pair.adding))
 
 
 def simulated(cell: Cell, scale: Scale, told: Told, minibatches: int) -> float:

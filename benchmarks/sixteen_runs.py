@@ -37,7 +37,7 @@ SPARE, SPARE_SECONDS = 3.0, 300.0  # times the predicted seconds, and more, befo
 FIRST_STEPS = 2  # which are left out of the pace: they fill caches
 KINDS = ("compute", "data", "waiting", "communicating")
 MEMORY = ("Rss", "Pss", "Private_Dirty")
-MODEL = "model.safetensors"
+MODEL, BESIDE = "model.safetensors", "beside"
 
 
 @dataclass
@@ -129,9 +129,9 @@ def measured(cell: Cell, material: Material, folder: Path) -> dict[str, Any]:
     scale, task = material.scale, material.task(cell)
     numel = Layout.trainable(task.model()).numel
     bits, bound = bits_per_second(4.0 * numel, scale), SPARE * scale.alone * scale.pace + SPARE_SECONDS
-    (alone,) = on_hosts([0], bits, partial(train, cell, scale, task, folder), folder, bound)
+    (alone,) = on_hosts([0], bits, partial(train, cell, scale, task, folder), folder, bound).found
     pair = partial(exchanges, numel=numel)
-    between, inside = (on_hosts(where, bits, pair, folder, SPARE_SECONDS)[0] for where in ([0, 1], [0, 0]))
+    between, inside = (on_hosts(where, bits, pair, folder, SPARE_SECONDS).found[0] for where in ([0, 1], [0, 0]))
     watch = alone["watch"]
     return {
         "numel": numel,
@@ -148,12 +148,19 @@ def measured(cell: Cell, material: Material, folder: Path) -> dict[str, Any]:
 
 
 def devices(cell: Cell, material: Material, folder: Path, bits: float, bound: float) -> dict[str, Any]:
-    """Run learners on hosts of their own; `bound`: seconds after which they count as hung."""
+    """Run learners on hosts of their own, and one learner of that pace beside them, mostly asleep.
+
+    Args:
+        bits: speed of the links.
+        bound: seconds after which they count as hung.
+    """
     scale, task = material.scale, material.task(cell)
     warm(task)
-    where = cell.where(scale)
-    began = time.monotonic()
-    found = on_hosts(where, bits, partial(train, cell, scale, task, folder), folder, bound)
+    where, began = cell.where(scale), time.monotonic()
+    (folder / BESIDE).mkdir(exist_ok=True)
+    lone = partial(train, Cell("measured"), scale, task, folder / BESIDE)
+    ran = on_hosts(where, bits, partial(train, cell, scale, task, folder), folder, bound, lone)
+    found = ran.found
     trained = [each for each in found if each["watch"]["gradients"] > 0]
     gradients = sum(each["watch"]["gradients"] for each in trained)
     seconds = max(each["last"] for each in found) - min(each["first"] for each in trained)
@@ -170,6 +177,8 @@ def devices(cell: Cell, material: Material, folder: Path, bits: float, bound: fl
         "memory_mb": {name: statistics.fmean(each["memory"][name] for each in found) for name in MEMORY},
         "largest_mb": max(each["largest_mb"] for each in found),
         "heldout": next(each["heldout"] for each in found if each["heldout"] is not None),
+        "beside": {**ran.beside["pace"], "late": ran.beside["watch"]["late"]},
+        "others_cores": ran.others_cores,
     }
 
 

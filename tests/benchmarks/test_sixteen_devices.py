@@ -90,6 +90,7 @@ def row(strategy: str, seconds: float, simulate: float, loss: float = 1.0, slow:
         "cell": cell,
         "seconds": seconds,
         "minibatches": 160,
+        "alone": 1.2,
         "predicted": predicted_seconds,
         "heldout": {"loss": loss},
         "errors": None,
@@ -97,11 +98,10 @@ def row(strategy: str, seconds: float, simulate: float, loss: float = 1.0, slow:
 
 
 def test_bars_follow_from_rows() -> None:
-    measured = {"seconds": 1.2}
     rows = [row(RANDOMISED, 12.8, 12.0, 1.2), row(DELAYED, 15.0, 14.0, 1.1), row(RANDOMISED, 16.0, 15.2, slow=10.0)]
     assert best(rows, (RANDOMISED, DELAYED)) == DELAYED
-    assert speed_up(rows[0], measured) == pytest.approx(15)
-    found = {bar["what"]: bar["value"] for bar in bars_of(rows, measured, FULL)}
+    assert speed_up(rows[0]) == pytest.approx(15)
+    found = {bar["what"]: bar["value"] for bar in bars_of(rows, FULL)}
     assert found["speed-up, equal learners"] == pytest.approx(12.8)
     assert found["speed-up, one slow learner"] == pytest.approx(12.0)
     assert found["difference from the predicted time"] == pytest.approx(1 / 15)
@@ -146,6 +146,7 @@ def test_learners_on_hosts_leave_rows_that_the_next_call_keeps(tmp_path: Path) -
     assert run["seconds"] >= 4 * SMALL.pace
     assert slow["gradients"] == [2, 2, 2, 2]
     assert slow["seconds"] >= 2 * 4 * SMALL.pace
+    assert run["beside"]["seconds"] >= SMALL.pace
     assert run["heldout"]["loss"] > 0
     assert rows[0]["between"]["mean"] > 0
     perform(study, chosen, 60)
