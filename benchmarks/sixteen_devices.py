@@ -17,6 +17,7 @@ by the planner before it is made (`sixteen_predicted.py`); the prediction is a r
 
 Rows are appended to results/sixteen_devices.jsonl as they come, and the same command continues after the last one;
 `--minutes` starts no cell after that time. A run of all minibatches takes half an hour, the study about ten hours.
+A run with more than 2 % of late gradients was disturbed by others; `--again` makes such rows again.
 `--dry` runs a few gradients on generated frames, with rows in its folder. Needs root, `ip` and `tc`.
 """
 
@@ -49,7 +50,23 @@ from sixteen_study import DRY, FULL, Cell, Scale, cells, experiment_of, named, p
 
 KIND = "long"
 KEPT = Path(__file__).parents[1] / "results" / "sixteen_devices.jsonl"
+MOST_LATE = 0.02  # share of the gradients of a run
 DECODING_SECONDS, WORDS_SECONDS, MEASURED_SECONDS = 100.0, 300.0, 60.0  # about; beside the paced gradients
+
+
+class Disturbed(RuntimeError):
+    """Gradients of one learner were late, so that their pace is not that of a device."""
+
+    def __init__(self, late: int) -> None:
+        super().__init__(
+            f"{late} gradients of one learner were late, as other processes use the cores: run it again later"
+        )
+
+
+def disturbed(row: Row) -> bool:
+    """True if too many gradients of a row took longer than the pace."""
+    gradients = row.get("gradients", 0)
+    return bool(row.get("late", 0) > MOST_LATE * (gradients if isinstance(gradients, int) else sum(gradients)))
 
 
 @dataclass(frozen=True)
@@ -58,12 +75,14 @@ class Study:
 
     Attributes:
         out: folder of models, logs and lists of errors.
+        again: make disturbed rows again.
     """
 
     scale: Scale
     material: Material
     rows: Rows
     out: Path
+    again: bool = False
 
     def digest(self, cell: Cell) -> str:
         return cell.digest(self.scale, self.material.speech is None, hardware())
@@ -71,12 +90,22 @@ class Study:
     def known(self, cell: Cell) -> Row | None:
         return self.rows.read().get(self.digest(cell))
 
+    def due(self, cell: Cell) -> bool:
+        row = self.known(cell)
+        return row is None or (self.again and disturbed(row))
+
     def make(self, cell: Cell) -> Row:
-        """Run a cell and append its row."""
+        """Run a cell and append its row.
+
+        Raises:
+            Disturbed: other processes kept the cores busy while one learner's pace was measured.
+        """
         folder = self.out / self.digest(cell)
         folder.mkdir(parents=True, exist_ok=True)
         if cell.kind == "measured":
             found = measured(cell, self.material, folder)
+            if self.material.speech is not None and disturbed(found):
+                raise Disturbed(found["late"])
         elif cell.kind == "words":
             found = words(cell, self.material, folder)
         else:
@@ -147,7 +176,7 @@ def perform(study: Study, chosen: Sequence[Cell], minutes: float) -> None:
     """Make the rows that are missing, until no cell may begin any more."""
     began = time.monotonic()
     for cell in chosen:
-        if study.known(cell) is not None:
+        if not study.due(cell):
             continue
         if time.monotonic() - began > 60 * minutes:
             print(f"{minutes:g} minutes are over before {cell.name}; the same command continues")
@@ -175,6 +204,7 @@ def options() -> argparse.Namespace:
     asked.add_argument("--out", type=Path, default=Path("runs/sixteen_devices"), help="folder of models and logs")
     asked.add_argument("--cells", nargs="*", default=[], help="parts of the names of cells; all by default")
     asked.add_argument("--minutes", type=float, default=float("inf"), help="start no cell after this time")
+    asked.add_argument("--again", action="store_true", help="make rows again that were disturbed by other processes")
     asked.add_argument("--dry", action="store_true", help="a few gradients on generated frames")
     return asked.parse_args()
 
@@ -189,9 +219,12 @@ def main() -> None:
         else StudyMaterial({"librispeech": given.librispeech}, given.cache)
     )
     rows = Rows(out / "dry.jsonl" if given.dry else KEPT)
-    study, chosen = Study(scale, Material(scale, speech), rows, out), list(named(cells(scale), given.cells))
+    study, chosen = (
+        Study(scale, Material(scale, speech), rows, out, given.again),
+        list(named(cells(scale), given.cells)),
+    )
     if given.plan:
-        show_plan(scale, chosen, lambda cell: study.known(cell) is not None)
+        show_plan(scale, chosen, lambda cell: not study.due(cell))
         return
     if speech is None and not given.dry:
         sys.exit("give --librispeech FOLDER, or --dry for generated frames")
@@ -201,7 +234,10 @@ def main() -> None:
         print(json.dumps({"benchmark": "sixteen_devices", "figures": {}, "bars": [], "cannot_run": reason}))
         return
     prepare(study, chosen)
-    perform(study, chosen, given.minutes)
+    try:
+        perform(study, chosen, given.minutes)
+    except Disturbed as reason:
+        sys.exit(str(reason))
     report(study, given.dry)
 
 

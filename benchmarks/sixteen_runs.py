@@ -143,7 +143,8 @@ def measured(cell: Cell, material: Material, folder: Path) -> dict[str, Any]:
         "processor_seconds": watch["processor_seconds"] / watch["gradients"],
         "cpu_seconds": alone["cpu_seconds"] / watch["gradients"],
         "late": watch["late"],
-        "memory": alone["memory"],
+        "gradients": watch["gradients"],
+        "memory_mb": alone["memory"],
     }
 
 
