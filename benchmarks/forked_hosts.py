@@ -40,6 +40,10 @@ LOGS, FOUND = "logs", "found.json"
 Work = Callable[[Place], Any]  # its result is written as JSON
 
 
+class Failed(RuntimeError):
+    """A forked process failed, or learners have not ended in time; the message has the end of a log."""
+
+
 def enter(space: str, name: str) -> None:
     """Move this process, which has one thread, into a network namespace, and give its host a name.
 
@@ -75,7 +79,7 @@ def waited(process: Forked, log: Path) -> None:
     """Wait for a forked process to end.
 
     Raises:
-        RuntimeError: it failed; the message has the end of its log.
+        Failed: it ended with another status than 0.
     """
     try:
         code = process.wait()
@@ -84,7 +88,7 @@ def waited(process: Forked, log: Path) -> None:
             process.terminate()
             process.wait(60)
     if code != 0:
-        raise RuntimeError(f"a process ended with status {code}; the end of {log}:\n{last_lines(log)}")
+        raise Failed(f"a process ended with status {code}; the end of {log}:\n{last_lines(log)}")
 
 
 def last_lines(log: Path) -> str:
@@ -133,7 +137,7 @@ def on_hosts(
         beside: work of one more learner, alone in a run of its own on a host of its own, at the same time.
 
     Raises:
-        RuntimeError: a learner failed, or the time is over.
+        Failed: a learner failed, or the time is over.
     """
     shutil.rmtree(folder / LOGS, ignore_errors=True)
     conducted = apart(folder, "hosts", lambda: conduct(where, bits_per_second, work, folder, seconds, beside))
@@ -189,7 +193,7 @@ def check(begun: Sequence[Forked], logs: Path, over: bool, seconds: float) -> No
     failed = [rank for rank, process in enumerate(begun) if process.poll() not in (None, 0)]
     if failed or over:
         why = f"learners {failed} failed" if failed else f"learners have not ended in {seconds:.0f} s"
-        raise RuntimeError(f"{why}; the end of the first log:\n{last_lines(logs / f'{(failed or [0])[0]}.log')}")
+        raise Failed(f"{why}; the end of the first log:\n{last_lines(logs / f'{(failed or [0])[0]}.log')}")
 
 
 def learner(space: str, host: int, listener: socket.socket, work: Callable[[], Any], result: Path) -> None:

@@ -75,7 +75,7 @@ def words_apart(rows: Sequence[Row], strategy: str) -> dict[str, Any] | None:
     ]
     if any(not set(SEEDS) <= side.keys() for side in sides):
         return None
-    found = difference(*sides)
+    found = difference(sides[0], sides[1])
     apart = found.difference
     return {
         "one learner": found.first.percent,

@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from forked_hosts import apart
+from forked_hosts import Failed, apart
 from measure import close
 from murmur.comparison.rows import Row, Rows
 from murmur.run.folder.provenance import hardware
@@ -69,6 +69,10 @@ def disturbed(row: Row) -> bool:
     return bool(row.get("late", 0) > MOST_LATE * (gradients if isinstance(gradients, int) else sum(gradients)))
 
 
+def lacks_words(cell: Cell, row: Row) -> bool:
+    return cell.decoded and "errors" not in row
+
+
 @dataclass(frozen=True)
 class Study:
     """The study with its rows.
@@ -92,16 +96,24 @@ class Study:
 
     def due(self, cell: Cell) -> bool:
         row = self.known(cell)
-        return row is None or (self.again and disturbed(row))
+        return row is None or lacks_words(cell, row) or (self.again and disturbed(row))
 
     def make(self, cell: Cell) -> Row:
-        """Run a cell and append its row.
+        """Run a cell and append its row, then once more with its words; a row that only lacks these is not run again.
 
         Raises:
             Disturbed: other processes kept the cores busy while one learner's pace was measured.
         """
-        folder = self.out / self.digest(cell)
+        folder, row = self.out / self.digest(cell), self.known(cell)
         folder.mkdir(parents=True, exist_ok=True)
+        if row is None or (self.again and disturbed(row)):
+            row = self._append(self.digest(cell), cell, self._run(cell, folder))
+        if lacks_words(cell, row):
+            row = {**row, **decoded(cell, self.material, folder)}
+            self.rows.append(row)
+        return row
+
+    def _run(self, cell: Cell, folder: Path) -> dict[str, Any]:
         if cell.kind == "measured":
             found = measured(cell, self.material, folder)
             if self.material.speech is not None and disturbed(found):
@@ -110,11 +122,7 @@ class Study:
             found = words(cell, self.material, folder)
         else:
             found = self._devices(cell, folder)
-        if cell.decoded:
-            found |= decoded(cell, self.material, folder)
-        return self._append(
-            self.digest(cell), cell, {**found, "build": self.material.build(cell), "folder": folder.name}
-        )
+        return {**found, "build": self.material.build(cell), "folder": folder.name}
 
     def _devices(self, cell: Cell, folder: Path) -> dict[str, Any]:
         told = self._prediction(cell)
@@ -142,9 +150,8 @@ class Study:
         return found
 
     def _append(self, digest: str, cell: Cell, found: dict[str, Any], prefix: str = "") -> Row:
-        about = {"name": f"{prefix}{cell.name}", "cell": asdict(cell), "scale": asdict(self.scale)}
-        if prefix:
-            about["cell"] = {**about["cell"], "kind": "predicted"}
+        kind = {"kind": "predicted"} if prefix else {}
+        about = {"name": f"{prefix}{cell.name}", "cell": {**asdict(cell), **kind}, "scale": asdict(self.scale)}
         where = {"commit": COMMIT, "hardware": hardware(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
         row = {"digest": digest, **about, **found, **where}
         self.rows.append(row)
@@ -172,18 +179,31 @@ def show_plan(scale: Scale, chosen: Sequence[Cell], done: Callable[[Cell], bool]
     print(f"{len(chosen)} cells; about {left / 3600:.1f} hours left")
 
 
-def perform(study: Study, chosen: Sequence[Cell], minutes: float) -> None:
-    """Make the rows that are missing, until no cell may begin any more."""
-    began = time.monotonic()
+def perform(study: Study, chosen: Sequence[Cell], minutes: float) -> list[str]:
+    """Make the rows that are missing, until no cell may begin any more; return the names of the cells that failed.
+
+    Raises:
+        Failed: the measurements failed, on which all other cells rest.
+    """
+    began, failed = time.monotonic(), list[str]()
     for cell in chosen:
         if not study.due(cell):
             continue
         if time.monotonic() - began > 60 * minutes:
             print(f"{minutes:g} minutes are over before {cell.name}; the same command continues")
-            return
-        told, row = time.monotonic(), study.make(cell)
+            break
+        told = time.monotonic()
+        try:
+            row = study.make(cell)
+        except Failed as error:
+            if cell.kind == "measured":
+                raise
+            failed.append(cell.name)
+            print(f"{cell.name} failed after {time.monotonic() - told:.0f} s: {error}", flush=True)
+            continue
         shown = {name: row[name] for name in ("seconds", "predicted", "cpu_seconds", "late", "heldout") if name in row}
         print(f"{cell.name}: {time.monotonic() - told:.0f} s; {json.dumps(shown)}", flush=True)
+    return failed
 
 
 def report(study: Study, dry: bool) -> None:
@@ -235,10 +255,12 @@ def main() -> None:
         return
     prepare(study, chosen)
     try:
-        perform(study, chosen, given.minutes)
-    except Disturbed as reason:
-        sys.exit(str(reason))
+        failed = perform(study, chosen, given.minutes)
+    except (Disturbed, Failed) as error:
+        sys.exit(str(error))
     report(study, given.dry)
+    if failed:
+        sys.exit(f"{len(failed)} failed: {'; '.join(failed)}: the same command runs them again")
 
 
 def prepare(study: Study, chosen: Sequence[Cell]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forked_hosts import apart
+from forked_hosts import Failed, apart
 from murmur.comparison.rows import Rows
 from namespaces import refusal
 from sixteen_bars import bars_of, best, speed_up, words_bars, wrong_pairs
@@ -134,16 +134,42 @@ def test_rows_with_late_gradients_are_made_again_on_request(tmp_path: Path) -> N
     study = Study(SMALL, Material(SMALL, None), Rows(tmp_path / "rows.jsonl"), tmp_path)
     cell = Cell("devices")
     assert study.due(cell)
-    study.rows.append({"digest": study.digest(cell), "late": 3, "gradients": [50, 50]})
+    study.rows.append({"digest": study.digest(cell), "late": 3, "gradients": [50, 50], "errors": {}})
     assert not study.due(cell)
     assert replace(study, again=True).due(cell)
-    study.rows.append({"digest": study.digest(cell), "late": 2, "gradients": [50, 50]})
+    study.rows.append({"digest": study.digest(cell), "late": 2, "gradients": [50, 50], "errors": {}})
     assert not replace(study, again=True).due(cell)
+
+
+def test_a_row_without_words_is_due_only_where_words_are_wanted(tmp_path: Path) -> None:
+    study = Study(SMALL, Material(SMALL, None), Rows(tmp_path / "rows.jsonl"), tmp_path)
+    whole, timed = Cell("devices"), Cell("devices", turns=2)
+    for cell in (whole, timed):
+        study.rows.append({"digest": study.digest(cell), "late": 0, "gradients": [1]})
+    assert study.due(whole)
+    assert not study.due(timed)
+
+
+def test_other_cells_run_after_one_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, made = Study(SMALL, Material(SMALL, None), Rows(tmp_path / "rows.jsonl"), tmp_path), list[str]()
+
+    def make(self: Study, cell: Cell) -> dict[str, object]:
+        made.append(cell.name)
+        if cell.kind != "words":
+            raise Failed("lost")
+        return {}
+
+    monkeypatch.setattr(Study, "make", make)
+    assert perform(study, [Cell("devices"), Cell("words")], 60) == [Cell("devices").name]
+    assert made == [Cell("devices").name, Cell("words").name]
+    assert perform(study, [Cell("devices")], -1) == []
+    with pytest.raises(Failed, match="lost"):
+        perform(study, [cells(SMALL)[0]], 60)
 
 
 def test_a_failure_apart_is_told_with_its_log(tmp_path: Path) -> None:
     assert apart(tmp_path, "fine", lambda: {"value": 3}) == {"value": 3}
-    with pytest.raises(RuntimeError, match="division or modulo by zero"):
+    with pytest.raises(Failed, match="division or modulo by zero"):
         apart(tmp_path, "broken", lambda: 1 // 0)
 
 
@@ -160,12 +186,14 @@ def test_learners_on_hosts_leave_rows_that_the_next_call_keeps(tmp_path: Path) -
         Cell("devices", RANDOMISED),
         Cell("devices", SYNCHRONOUS, slow=4.0, turns=2),
     ]
-    perform(study, chosen, 60)
+    assert perform(study, chosen, 60) == []
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    kinds = ["measured", "words", "predicted", "devices", "predicted", "devices"]
+    kinds = ["measured", "words", "words", "predicted", "devices", "devices", "predicted", "devices"]
     assert [each["cell"]["kind"] for each in rows] == kinds
-    run, slow = rows[3], rows[5]
-    assert run["predicted"] == rows[2]["predicted"]
+    run, slow = rows[5], rows[7]
+    assert run["predicted"] == rows[3]["predicted"]
+    assert run["errors"] == {}
+    assert "errors" not in rows[4]
     assert run["minibatches"] == sum(run["gradients"]) == 16
     assert run["seconds"] >= 4 * SMALL.pace
     assert slow["gradients"] == [2, 2, 2, 2]
@@ -173,5 +201,5 @@ def test_learners_on_hosts_leave_rows_that_the_next_call_keeps(tmp_path: Path) -
     assert run["beside"]["seconds"] >= SMALL.pace
     assert run["heldout"]["loss"] > 0
     assert rows[0]["between"]["mean"] >= 0.7 * ratio_of_papers() * SMALL.pace
-    perform(study, chosen, 60)
+    assert perform(study, chosen, 60) == []
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows)
