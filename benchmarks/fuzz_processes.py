@@ -39,7 +39,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from kills import SECONDS, Forked, ForkLaunch, show_stacks
+from forked import Forked
+from kills import SECONDS, ForkLaunch, show_stacks
 from measure import bar, close
 from murmur.core.stop_signals import STOPPED_STATUS, Stopped
 from murmur.engine.budget import Budget

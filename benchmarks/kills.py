@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +40,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from forked import Forked
 from measure import bar, close
 from murmur.core.whole_files import FinishedLines
 from murmur.engine.budget import Budget
@@ -116,50 +117,6 @@ class Marked:
 def experiment() -> Experiment:
     """The experiment of `murmur train benchmarks/kills.py`."""
     return Experiment(Marked(), ADPSGD(), Budget(epochs=1), SGD(0.1), evaluate_every_epochs=0.25, scaling=Fixed())
-
-
-class Forked:
-    """A process forked from this one, with the methods of `subprocess.Popen` that a launcher uses."""
-
-    def __init__(self, work: Callable[[], int]) -> None:
-        self.returncode: int | None = None
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            status = 1
-            try:
-                status = work()
-            except SystemExit as end:
-                status = end.code if isinstance(end.code, int) else 1
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
-            time.sleep(0.01)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 @dataclass
