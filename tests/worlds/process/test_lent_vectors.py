@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from murmur.worlds.process.mail import Mail
 from murmur.worlds.process.store_server import StoreClient, StoreServer
 from murmur.worlds.process.torch_store import NetStore
 from murmur.worlds.process.wire_format import Loan
+from tests.support.descriptors import settled_descriptors
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="this system has no files of memory (memfd_create)"
@@ -242,18 +242,6 @@ def test_no_descriptors_are_left() -> None:
     while settled_descriptors() != before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert settled_descriptors() == before
-
-
-def settled_descriptors() -> list[str]:
-    """Return the open descriptors once threads of earlier tests have closed theirs."""
-    found, since, deadline = list[str](), time.monotonic(), time.monotonic() + 30.0
-    while time.monotonic() - since < 1.0 and time.monotonic() < deadline:
-        gc.collect()
-        now = sorted(os.listdir("/proc/self/fd"))
-        if now != found:
-            found, since = now, time.monotonic()
-        time.sleep(0.05)
-    return found
 
 
 OWNER = """
