@@ -128,7 +128,7 @@ class ForkLaunch(Launch):
 
     def _start(self, unit: Unit, resume: bool) -> None:
         size = len(self.units)
-        place = Place(unit.rank, size, unit.rank, self.host, self._port, self.generation, size)
+        place = Place(unit.rank, size, unit.rank, self.host, self.port, self.generation, size)
         variables = child_variables(place, 1, self._secret_file.fileno())
 
         def learner() -> int:
