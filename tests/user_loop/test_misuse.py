@@ -262,3 +262,12 @@ def test_settings_may_change_from_a_state_on() -> None:
     with murmur.join(KAVG(2), model, optimizer_of(model)) as me:
         me.load_state_dict(saved)
         assert me.steps == 1
+
+
+@pytest.mark.parametrize("part", ["weights", "origin", "optimizer", "claims", "counters", "round"])
+def test_a_state_that_lacks_a_part_is_refused(part: str) -> None:
+    model = net(0)
+    with murmur.join(KAVG(2), model, optimizer_of(model)) as me:
+        saved = {name: value for name, value in me.state_dict().items() if name != part}
+        with pytest.raises(ValueError, match=f"the state has no {part}, but .*give that of state_dict"):
+            me.load_state_dict(saved)

@@ -217,7 +217,8 @@ class Learner:
 
     async def _claim(self) -> range | None:
         membership, size = self.group.membership, len(self.role.members(self.group.rank))
-        self.local.beside_seconds += await self.seat.ready(self.weights, self.group)
+        waited = await self.seat.ready(self.weights, self.group)
+        self.local.beside_seconds += waited  # read behind the wait, during which others may change it
         while (claim := membership.claim(*self.local.source.span, size)) is None and not membership.spent:
             await self.seat.sleep(self.averager.poll_seconds)
         return claim

@@ -20,15 +20,15 @@ def origin_of(source: RoundSource) -> dict[str, list[Any]]:
 
 def check_origin(source: RoundSource, state: Mapping[str, Any]) -> None:
     """Raise ValueError if a state is that of another kind of strategy, optimizer or model; names the difference."""
-    there, here = state.get("origin", ({},))[0], origin_of(source)
+    (there,), here = state["origin"], origin_of(source)
     for what in ("strategy", "optimizer"):
-        if there.get(what, here[what]) != here[what]:
+        if there[what] != here[what]:
             former, present = (" of ".join(found[what]) for found in (there, here))
             raise ValueError(
                 f"the state is one of {former}, and this loop has the {what} {present}: join with the former, or begin"
                 " a run with the new one from the saved model alone"
             )
-    for theirs, mine in zip_longest(there.get("parameters", here["parameters"]), here["parameters"]):
+    for theirs, mine in zip_longest(there["parameters"], here["parameters"]):
         if theirs is None or mine is None or theirs[1] != mine[1]:
             raise ValueError(
                 f"the state is one of another model: it has {_shown(theirs)} where this loop has {_shown(mine)}; build"

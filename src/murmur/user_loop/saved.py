@@ -20,6 +20,11 @@ from murmur.user_loop.consensus import Answers
 from murmur.user_loop.origin import origin_of
 from murmur.user_loop.rounds import RoundSource
 
+PARTS = (  # that each state has
+    *("weights", "optimizer", "origin", "steps", "seconds"),
+    *("buffers", "strategy", "round", "learners", "minibatches", "claims", "counters"),
+)
+
 
 def state_of(source: RoundSource, answers: Answers) -> dict[str, Any]:
     state = {
@@ -52,8 +57,12 @@ def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 def check_state(state: Mapping[str, Any], shard: tuple[int, int]) -> None:
     """Raise ValueError if this is none of the states of `state_of`, or not that of shard i of n, (i, n)."""
-    if "weights" not in state:
-        raise ValueError(f"the state has no weights, but {', '.join(sorted(state))}: give that of state_dict()")
+    missing = [part for part in PARTS if part not in state]
+    if missing:
+        raise ValueError(
+            f"the state has no {missing[0]}, but {', '.join(sorted(map(str, state))) or 'nothing'}: give that of"
+            " state_dict()"
+        )
     saved = tuple(*state.get("shard", ((0, 1),)))
     if saved != shard:
         raise ValueError(

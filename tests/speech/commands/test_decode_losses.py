@@ -15,7 +15,8 @@ import soundfile
 
 from murmur.speech.corpus.kaldi_dir import read_table, write_table
 from tests.support.command_line import run
-from tests.support.tones import CTC, RATE, make_tones
+from tests.support.tone_runs import train_ctc
+from tests.support.tones import RATE, make_tones
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(corpus: Path) -> Path:
-    settings = [f"task.corpus={corpus}", f"task.cache={corpus.parent / 'cache'}", *CTC]
-    run("train", "ctc", *(w for s in settings for w in ("--set", s)), "--out", corpus.parent / "run", "--threads", 1)
-    return corpus.parent / "run"
+    return train_ctc(corpus)
 
 
 @pytest.mark.parametrize("options", [(), ("--grammar", "loop", "--scale", 1)])

@@ -14,7 +14,8 @@ from murmur.speech.corpus.kaldi_dir import read_table, write_table
 from tests.support.command_line import run
 from tests.support.nist import hub_score
 from tests.support.sphere_files import write_sphere
-from tests.support.tones import CTC, HYBRID, RATE, make_tones, tones
+from tests.support.tone_runs import train_ctc, train_hybrid
+from tests.support.tones import RATE, make_tones, tones
 
 LOOP = ("--grammar", "loop", "--scale", 1)
 NAMES = ("ANNA", "BOB", "NOB")
@@ -56,19 +57,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hybrid(corpus: Path) -> Path:
-    file = corpus.parent / "tones_experiment.py"
-    file.write_text(HYBRID.format(corpus=str(corpus), cache=str(corpus.parent / "cache")))
-    run("train", file, "--out", corpus.parent / "hybrid", "--threads", 1)
-    return corpus.parent / "hybrid"
+    return train_hybrid(corpus)
 
 
 @pytest.fixture(scope="module")
 def ctc(corpus: Path) -> Path:
-    settings = [
-        w for s in (*CTC, f"task.corpus={corpus}", f"task.cache={corpus.parent / 'cache'}") for w in ("--set", s)
-    ]
-    run("train", "ctc", *settings, "--out", corpus.parent / "ctc", "--threads", 1)
-    return corpus.parent / "ctc"
+    return train_ctc(corpus)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ import soxr
 
 from tests.support.plateaus import make_experiment
 from tests.support.sphere_files import write_sphere
-from tests.support.tones import CTC, HYBRID, RATE, make_tones, tones
+from tests.support.tone_runs import ctc_settings, train_ctc, train_hybrid
+from tests.support.tones import RATE, make_tones, tones
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "decode_export.py"
 WORDS = ["ANNA", "BOB", "NOB"]
@@ -44,21 +45,12 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hybrid(corpus):
-    file = corpus.parent / "tones_experiment.py"
-    file.write_text(HYBRID.format(corpus=str(corpus), cache=str(corpus.parent / "cache")))
-    code, _, said = run("train", file, "--out", corpus.parent / "hybrid", "--threads", 1)
-    assert code == 0, said
-    return corpus.parent / "hybrid"
+    return train_hybrid(corpus)
 
 
 @pytest.fixture(scope="module")
 def ctc(corpus):
-    settings = [
-        w for s in (*CTC, f"task.corpus={corpus}", f"task.cache={corpus.parent / 'cache'}") for w in ("--set", s)
-    ]
-    code, _, said = run("train", "ctc", *settings, "--out", corpus.parent / "ctc", "--threads", 1)
-    assert code == 0, said
-    return corpus.parent / "ctc"
+    return train_ctc(corpus)
 
 
 @pytest.fixture
@@ -446,8 +438,9 @@ def test_changes_of_descriptions():
 def test_a_run_is_used_from_any_folder_and_nothing_is_prepared(corpus, speech, tmp_path, monkeypatch):
     """The corpus and the cache of the run were given as relative paths."""
     monkeypatch.chdir(corpus.parent)
-    settings = [w for s in (*CTC, "task.corpus=set", "task.cache=cache") for w in ("--set", s)]
-    code, _, said = run("train", "ctc", *settings, "--out", tmp_path / "run", "--threads", 1)
+    code, _, said = run(
+        "train", "ctc", *ctc_settings(Path("set"), Path("cache")), "--out", tmp_path / "run", "--threads", 1
+    )
     assert code == 0, said
     here = transcribed(tmp_path / "run", speech)
     (tmp_path / "elsewhere").mkdir()

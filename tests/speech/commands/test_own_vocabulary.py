@@ -17,7 +17,8 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 import soundfile
 
 from murmur.speech.corpus.kaldi_dir import read_table, write_table
-from tests.support.tones import CTC, HYBRID, RATE, make_tones, tones
+from tests.support.tone_runs import train_ctc, train_hybrid
+from tests.support.tones import RATE, make_tones, tones
 
 WORDS = ["ANNA", "BOB", "NOB"]
 HEAD = "#JSGF V1.0;\ngrammar own;\n"
@@ -53,21 +54,12 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hybrid(corpus):
-    file = corpus.parent / "tones_experiment.py"
-    file.write_text(HYBRID.format(corpus=str(corpus), cache=str(corpus.parent / "cache")))
-    code, _, said = run("train", file, "--out", corpus.parent / "hybrid", "--threads", 1)
-    assert code == 0, said
-    return corpus.parent / "hybrid"
+    return train_hybrid(corpus)
 
 
 @pytest.fixture(scope="module")
 def ctc(corpus):
-    settings = [
-        w for s in (*CTC, f"task.corpus={corpus}", f"task.cache={corpus.parent / 'cache'}") for w in ("--set", s)
-    ]
-    code, _, said = run("train", "ctc", *settings, "--out", corpus.parent / "ctc", "--threads", 1)
-    assert code == 0, said
-    return corpus.parent / "ctc"
+    return train_ctc(corpus)
 
 
 @pytest.fixture

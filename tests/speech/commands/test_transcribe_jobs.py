@@ -22,7 +22,8 @@ from murmur.speech.commands.transcribe import SOME_FAILED
 from murmur.speech.corpus.recordings import Channels, Recording
 from murmur.speech.decoding.transcript import Transcript
 from murmur.speech.recognition.transcription import Inputs, Unit, is_of, made
-from tests.support.tones import CTC, RATE, make_tones, tones
+from tests.support.tone_runs import train_ctc
+from tests.support.tones import RATE, make_tones, tones
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 WORDS = (["ANNA", "BOB"], ["NOB"], ["BOB", "NOB", "ANNA"], ["ANNA"], ["NOB", "NOB"])
@@ -36,12 +37,7 @@ def transcribed(*words: object, stdin: bytes = b"") -> tuple[int, str, list[str]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("jobs")
-    corpus = make_tones(root / "set", {"train": 48, "dev": 8, "test": 8})
-    settings = [w for s in (*CTC, f"task.corpus={corpus}", f"task.cache={root / 'cache'}") for w in ("--set", s)]
-    done = CliRunner().invoke(app, ["train", "ctc", *settings, "--out", str(root / "run"), "--threads", "1"])
-    assert done.exit_code == 0, done.stderr
-    return root / "run"
+    return train_ctc(make_tones(tmp_path_factory.mktemp("jobs") / "set", {"train": 48, "dev": 8, "test": 8}))
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 import soundfile
 
 from murmur.speech.decoding import graph_store
-from tests.support.tones import CTC, RATE, make_tones, tones
+from tests.support.tone_runs import train_ctc
+from tests.support.tones import RATE, make_tones, tones
 
 WORDS = ["ANNA", "BOB", "NOB"]
 
@@ -37,12 +38,7 @@ def refused(*words: object) -> str:
 
 @pytest.fixture(scope="module")
 def ctc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("options")
-    corpus = make_tones(root / "set", {"train": 48, "dev": 8, "test": 8})
-    settings = [w for s in (*CTC, f"task.corpus={corpus}", f"task.cache={root / 'cache'}") for w in ("--set", s)]
-    code, _, said = run("train", "ctc", *settings, "--out", root / "run", "--threads", 1)
-    assert code == 0, said
-    return root / "run"
+    return train_ctc(make_tones(tmp_path_factory.mktemp("options") / "set", {"train": 48, "dev": 8, "test": 8}))
 
 
 @pytest.fixture

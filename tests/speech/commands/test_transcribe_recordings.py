@@ -18,7 +18,8 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 
 import soundfile
 
-from tests.support.tones import CTC, HYBRID, RATE, make_tones, tones
+from tests.support.tone_runs import train_ctc, train_hybrid
+from tests.support.tones import RATE, make_tones, tones
 
 WORDS = ["ANNA", "BOB", "NOB"]
 TEXT = " ".join(WORDS)
@@ -53,12 +54,8 @@ class Models:
 def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("tones")
     corpus = make_tones(root / "set", {"train": 48, "dev": 8, "test": 8})
-    file = root / "tones_experiment.py"
-    file.write_text(HYBRID.format(corpus=str(corpus), cache=str(root / "cache")))
-    settings = [w for s in (*CTC, f"task.corpus={corpus}", f"task.cache={root / 'cache'}") for w in ("--set", s)]
-    for name, words in (("hybrid", [file]), ("ctc", ["ctc", *settings])):
-        code, _, said = run("train", *words, "--out", root / name, "--threads", 1)
-        assert code == 0, said
+    train_hybrid(corpus)
+    train_ctc(corpus)
     exports = {}
     for name in ("hybrid", "ctc"):
         out = root / f"exported-{name}"
