@@ -17,7 +17,7 @@ from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur_papers.studies.cell import StudyCell
-from murmur_papers.studies.machines import MACHINES
+from murmur_papers.studies.machines import MACHINES, PACE_SECONDS
 from murmur_papers.studies.networks import BLSTM, SETUPS, WINDOWS
 from stretched import GeneratedPieces
 
@@ -47,7 +47,7 @@ class Scale:
 
     learners: int = 16
     node: int = 4
-    pace: float = 1.2
+    pace: float = PACE_SECONDS
     turns: int | None = None
     alone: int = 300
     locked: int = 100

@@ -23,8 +23,19 @@ from murmur.run.preparation import task_to_do
 from murmur_papers.studies.cell import StudyCell, StudyMaterial
 from murmur_papers.studies.networks import Name
 from murmur_papers.studies.page import HEAD, PAGE, STUDIES, write
-from murmur_papers.studies.plan import missing, outcomes, whole
-from murmur_papers.studies.run import Finder, build_of, diverged, known_rows, loss, make, of_builds, on_newest_builds
+from murmur_papers.studies.plan import foreseen, missing, outcomes, whole
+from murmur_papers.studies.run import (
+    Finder,
+    build_of,
+    diverged,
+    known_rows,
+    loss,
+    make,
+    of_builds,
+    of_other_processors,
+    on_newest_builds,
+    processor,
+)
 from murmur_papers.studies.study import Study
 
 app = typer.Typer(add_completion=False)
@@ -50,7 +61,11 @@ Device = Annotated[
 ]
 Estimate = Annotated[
     bool,
-    typer.Option("--estimate", help="List the runs that are there or can run now, with hours and claims, and end."),
+    typer.Option(
+        "--estimate",
+        "--plan",
+        help="List the runs that are there, can run now or follow, with frames, hours and claims, and end.",
+    ),
 ]
 Cache = Annotated[Path, typer.Option(help="Folder for features, alignments and pre-trained stacks.")]
 
@@ -66,8 +81,9 @@ murmur papers --estimate                                      (the runs that are
 
 base: one learner of every network. frequency: how often to average models (Rosciszewski and Kaliski). schedules:
 natural gradient, pre-training (Su and Chen). asgd: asynchronous SGD against K-step averaging (Cong et al.). rings,
-stragglers: fixed and randomised rings, delay-by-one, large minibatches, slow learners (Cui et al.). hierarchy: 8 x 8
-learners (Zhang et al.).
+stragglers: fixed and randomised rings, delay-by-one, large minibatches, slow learners (Cui et al.). turns: 16 learners
+against one from 1,500 to 24,000 turns. largest: the largest minibatch of four strategies, and the time to a loss.
+hierarchy: 8 x 8 learners (Zhang et al.).
 
 Every run is a row. After an interruption the same command continues. All studies take about 60 hours of a processor
 core; the runs on which the claims without loss rest come first.
@@ -128,7 +144,19 @@ def tell_plan(console: Console, chosen: Sequence[Study], known: dict[str, Row]) 
     for each in plan:
         state = "there" if each.known else f"about {60 * hours(each.cell):.0f} min"
         console.print(f"{each.cell.told}: {state}; {', '.join(each.serves)}", highlight=False, soft_wrap=True)
+    every = foreseen(chosen, Finder(known))
+    shown = {each.cell.digest for each in plan}
+    for each in every:
+        if not each.known and each.cell.digest not in shown:
+            told = f"later, with the best rate: about {60 * hours(each.cell):.0f} min"
+            console.print(f"{each.cell.told}: {told}; {', '.join(each.serves)}", highlight=False, soft_wrap=True)
     console.print(lacking([each.cell for each in plan if not each.known]), highlight=False, soft_wrap=True)
+    left = [each.cell for each in every if not each.known]
+    frames, spent = sum(cell.budget for cell in left) / 1e6, sum(map(hours, left))
+    told = (
+        f"in all, {counted(len(left), 'run')} with {frames:,.0f} M frames are left: about {spent:.0f} processor hours"
+    )
+    console.print(told, highlight=False, soft_wrap=True)
 
 
 def lacking(cells: Sequence[StudyCell]) -> str:
@@ -143,8 +171,10 @@ def hours(cell: StudyCell) -> float:
 
 def run_missing(console: Console, chosen: Sequence[Study], material: StudyMaterial, rows: Rows, jobs: int) -> None:
     """Run the missing cells, the most urgent first, until the studies ask for no more."""
-    if not missing(chosen, on_newest_builds(known_rows(rows)), material.networks):
+    first = missing(chosen, on_newest_builds(known_rows(rows)), material.networks)
+    if not first:
         return
+    refuse_other_processors(rows, {cell.network for cell in first}, processor(material.device))
     builds = prepared(console, {cell.network for cell in missing(chosen, {}, material.networks)}, material)
 
     def left() -> list[StudyCell]:
@@ -166,6 +196,15 @@ def run_missing(console: Console, chosen: Sequence[Study], material: StudyMateri
             rows.append(row)
             progress.console.print(line(cell, row), highlight=False, soft_wrap=True)
             progress.update(task, completed=done, total=done + len(left()))
+
+
+def refuse_other_processors(rows: Rows, networks: Collection[Name], here: str) -> None:
+    others = of_other_processors(known_rows(rows), networks, here)
+    if others:
+        raise SettingError(
+            f"{rows.path} holds rows that were made on {'; '.join(sorted(others))}. This is {here}, and rows of"
+            " different kinds of processors are not compared: go on there, or begin another file of rows with --rows"
+        )
 
 
 def prepared(console: Console, names: Collection[Name], material: StudyMaterial) -> dict[str, str]:

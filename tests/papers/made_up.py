@@ -16,7 +16,9 @@ def row_of(cell: StudyCell, value: float = 1.0, **more: object) -> Row:
     plain = {
         "digest": cell.digest,
         "cell": asdict(cell),
-        "heldout": {"loss": value},
+        "heldout": {"loss": value, "trial loss": value},
+        "best_loss": value,
+        "utterances": {f"u{i}": [100 + i, (0.9 + i / 40) * value, (0.9 + i / 40) * value] for i in range(9)},
         "curve": [[float(cell.budget), value, 100.0]],
         "ended": None,
         "prior": PRIOR,
@@ -24,13 +26,16 @@ def row_of(cell: StudyCell, value: float = 1.0, **more: object) -> Row:
         "seconds": 100.0,
         "waiting_share": 0.1,
         "staleness": 1.0,
+        "stalest": 4,
         "consensus_distance": 0.5,
+        "probes": [[100, 0.5, 0.1, 1.0, 8.0, 2.0]],
         "sent_bytes": 1e9,
         "errors": {f"u{i}": [i % 3, 5] for i in range(9)} if cell.decoded else None,
         "cpu_seconds": 60.0,
         "decoding_seconds": 10.0,
         "commit": "abc",
         "hardware": "a machine",
+        "processor": "a processor",
         "date": "2026-11-22",
     }
     return {**plain, **more}

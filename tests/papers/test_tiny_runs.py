@@ -20,10 +20,11 @@ from murmur.comparison.rows import Row, Rows
 from murmur.core.errors import SettingError
 from murmur.engine.optim.optimizer import NaturalGradientSGD
 from murmur.run.configuration import resolved
+from murmur.speech.hmm.frame_classifier import frame_figures
 from murmur.speech.models import Blstm, Dnn
 from murmur.speech.tasks.hybrid.task import HybridTask
 from murmur_papers import command as papers
-from murmur_papers.studies import asgd, cell, hierarchy, rings, run, schedules
+from murmur_papers.studies import asgd, cell, hierarchy, largest, rings, run, schedules, turns
 from murmur_papers.studies.base import BLSTM, DNN
 from murmur_papers.studies.cell import StudyCell, StudyMaterial
 from murmur_papers.studies.device_gradients import DeviceGradients
@@ -41,11 +42,14 @@ from murmur_papers.studies.run import (
     trained,
 )
 from murmur_papers.studies.study import DELAY, SUPER, Claim, Go, Outcome, Study, System
+from murmur_papers.studies.watched import POINTS, PROBED
+from murmur_papers.tasks.judged_frames import TRIAL, JudgedTask
 from tests.support.plateaus import make_experiment
 
-NETWORKS = {"dnn": Dnn(hidden=16, layers=2, context=2), "blstm": Blstm(hidden=8, layers=1, bottleneck=6)}
+SMALL = Blstm(hidden=8, layers=1, bottleneck=6)
+NETWORKS = {"dnn": Dnn(hidden=16, layers=2, context=2), "blstm": SMALL, "augmented": SMALL}
 FRAMES, UNTRAINED = 3_000, 2.9  # frames of a run; a loss below that of networks before their first step
-SIZES, RATES = {"dnn": 160, "blstm": 20}, {"dnn": 1.0, "blstm": 0.01}
+SIZES, RATES = {"dnn": 160, "blstm": 20, "augmented": 20}, {"dnn": 1.0, "blstm": 0.01, "augmented": 0.003}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyMaterial
     assert isinstance(plain, HybridTask)
 
     def tiny(name: Any) -> HybridTask:
-        return replace(plain, network=NETWORKS[name], chunks=WINDOWS)
+        found = replace(plain, network=NETWORKS[name], chunks=WINDOWS)
+        return JudgedTask.of(found, 0.4) if name == "augmented" else found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cell, "hybrid", tiny)
@@ -93,6 +98,8 @@ CELLS = {
     "large": rings.Largest("SyncSGD()").cell(2, 0.1),
     "nodes": system(hierarchy.STUDY, hierarchy.NODES),
     "flat": system(hierarchy.STUDY, hierarchy.FLAT),
+    **{f"turns, {name}": turns.system(name, 1_500, (0,)).cell for name in turns.CHANGES},
+    "largest": largest.GROUPS["fixed ring: largest"].cell(2, 0.003),  # type: ignore[attr-defined]
 }
 
 
@@ -105,6 +112,46 @@ def test_cells_train(name: str, material: StudyMaterial) -> None:
     assert row["turns"] >= 1
     assert (row["errors"] is not None) == (name == "nodes")
     assert row["cell"]["strategy"] == CELLS[name].strategy
+
+
+def test_rows_hold_what_shows_why_learners_lose(material: StudyMaterial) -> None:
+    """The distance of learners in steps, their staleness, what their momenta have in common; and each utterance."""
+    rows = {
+        name: trained(small(CELLS[f"turns, {name}"], budget=12_000), material)
+        for name in ("one learner", "synchronous", "randomised ring", "delay-by-one")
+    }
+    probes = {name: [dict(zip(PROBED, each, strict=True)) for each in row["probes"]] for name, row in rows.items()}
+    for name, found in probes.items():
+        assert POINTS <= len(found) <= 2 * POINTS
+        assert all(0 < each["update"] < each["momentum"] for each in found)
+        alike = name in ("one learner", "synchronous")
+        assert all((each["distance"] < 1e-3 * each["update"]) == alike for each in found)
+        assert all((each["common momentum"] > 0.999 * each["momentum"]) == alike for each in found)
+    assert [rows[name]["stalest"] for name in ("one learner", "synchronous", "delay-by-one")] == [0, 0, 1]
+    ring = rows["randomised ring"]
+    assert ring["stalest"] > ring["staleness"] > 0
+    task = material.network_task("augmented")
+    frames = task.frames_of()
+    judging = {name: each[0] for name, each in ring["utterances"].items()}
+    assert judging == {name: n for place, (name, n) in enumerate(frames.items()) if place % 3}
+    ends = sum(n * end for n, end, _ in ring["utterances"].values()) / sum(judging.values())
+    assert ring["heldout"]["loss"] == pytest.approx(ends)
+    assert ring["heldout"].keys() == {"loss", TRIAL}
+    assert ring["best_loss"] == min(value for _, value, _ in ring["curve"])
+
+
+def test_the_volume_of_chunks_varies_and_trials_do_not_judge(material: StudyMaterial) -> None:
+    task = material.network_task("augmented")
+    plain, loud = replace(task, volume=0.0).minibatch(3).feats, task.minibatch(3).feats
+    shifts = (loud - plain)[:, 0, 0]
+    assert torch.allclose(loud - plain, shifts[:, None, None].expand_as(plain), atol=1e-5)
+    assert 0.2 < shifts.abs().max() <= 0.4
+    assert shifts.min() < 0 < shifts.max()
+    model, data = task.model(), task.data
+    figures, names = task.evaluate(model), sorted(data.dev_targets)
+    for name, part in ((TRIAL, names[::3]), ("loss", [each for each in names if each not in names[::3]])):
+        found = frame_figures(model, data.dev_feats, {each: data.dev_targets[each] for each in part})
+        assert figures[name] == pytest.approx(found["loss"])
 
 
 def test_equal_cells_have_equal_figures(material: StudyMaterial, tmp_path: Path) -> None:
@@ -185,6 +232,21 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert papers.checked_device("cpu") == "cpu"
     with pytest.raises(SettingError, match="--device cuda: this host has no such device"):
         papers.checked_device("cuda")
+
+
+def test_rows_of_another_kind_of_processor_are_refused(material: StudyMaterial, tmp_path: Path) -> None:
+    first, second = (small(CELLS["turns, one learner"], seed=seed) for seed in (21, 22))
+    group = {"one": lambda go: [go(first), go(second)]}
+    study = Study("tiny", "them", "a paper", "runs", group, (), "cui2021")
+    rows, console = Rows(tmp_path / "rows.jsonl"), Console(quiet=True)
+    row = trained(first, material)
+    assert row["processor"] == run.processor("cpu")
+    rows.append({**row, "processor": "another processor"})
+    with pytest.raises(SettingError, match=r"made on another processor.*not compared"):
+        papers.run_missing(console, [study], material, rows, 1)
+    rows.append(row)
+    papers.run_missing(console, [study], material, rows, 1)
+    assert len(rows.read()) == 2
 
 
 def test_rows_of_another_build_of_the_data_are_made_again_and_not_compared(

@@ -115,7 +115,7 @@ class StudyCell:
             schedule(self.schedule, passes, self.peak),
             scaling=Auto("grows" if self.grows else "stays"),
             seed=self.seed,
-            evaluate_every_epochs=passes / 2,
+            evaluate_every_epochs=passes / self.setup.evaluations,
             max_gradient_norm=self.setup.training[self.optimizer].norm,
             averaged_checkpoints=0,
             prefetch=0,

@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
+from murmur.worlds.virtual.cluster import Cluster, Link, LognormalSeconds
 from murmur_papers.recipes import cong2017, cui2021, rosciszewski2017, su_chen2015, zhang2019
+
+PACE_SECONDS = 1.2  # of a gradient of `benchmarks/sixteen_devices.py`
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,30 @@ class Machines:
         return replace(self.cluster, learners=learners, compute=compute)
 
 
+@dataclass(frozen=True)
+class PacedHosts(Machines):
+    """Hosts of `benchmarks/sixteen_devices.py`: the recipe's machines at another pace, a model's share of it alike.
+
+    Attributes:
+        node: learners of a host.
+    """
+
+    node: int = 1
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        found: Cluster = self.recipe.experiment().cluster
+        compute: Any = found.compute
+        times, card = PACE_SECONDS / compute.seconds, found.link
+        return Cluster(
+            compute=replace(compute, seconds=PACE_SECONDS),
+            link=Link(card.latency_seconds * times, card.bytes_per_second / times),
+            message_bytes=found.message_bytes,
+            learners_per_node=self.node,
+        )
+
+
+PACED = f"{PACE_SECONDS:g} s a gradient of ten windows, a model 0.085 of it through a host's card"
 MACHINES: Mapping[str, Machines] = {
     "rosciszewski2017": Machines(
         rosciszewski2017,
@@ -73,4 +99,6 @@ MACHINES: Mapping[str, Machines] = {
     "zhang2019": Machines(
         zhang2019, 6 * 20.5, "V100 devices, eight a node, 100 Gb/s Ethernet; six windows stand for 128 sequences"
     ),
+    "hosts": PacedHosts(cui2021, 10.25 * 20.5, f"hosts of one learner, {PACED}"),
+    "hosts of four": PacedHosts(cui2021, 10.25 * 20.5, f"hosts of four learners, {PACED}", 4),
 }

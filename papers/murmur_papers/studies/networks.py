@@ -3,6 +3,7 @@
     ctc     Rosciszewski & Kaliski: LSTM with CTC, AN4
     dnn     Su & Chen: sigmoid network on spliced frames, natural gradient, 4.1 h of LibriSpeech
     blstm   Cong et al. and IBM's later papers: BLSTM with a linear bottleneck on windows of 21 frames, the same speech
+    augmented   the same BLSTM and speech at three speeds and varied volume, with IBM's optimizer and schedule
 
 Widths are those that two cores can train. One learner's minibatch is that of all learners in the regime "stays": the
 largest number of learners of a study then has at least 1,500 turns. Rates to try with one learner are in `rates`.
@@ -24,14 +25,19 @@ from murmur.speech.tasks.ctc import CtcTask
 from murmur.speech.tasks.graph_sources import Search
 from murmur.speech.tasks.hybrid.config import Decoding, FrontEnd
 from murmur.speech.tasks.hybrid.task import HybridTask
+from murmur_papers.recipes import cui2021
+from murmur_papers.recipes.swb2000 import REFERENCE
+from murmur_papers.tasks.judged_frames import JudgedTask
 
 Corpus = Literal["an4", "librispeech"]
-Name = Literal["ctc", "dnn", "blstm"]
-Optimizer = Literal["Adam", "SGD", "natural gradient"]
+Name = Literal["ctc", "dnn", "blstm", "augmented"]
+Optimizer = Literal["Adam", "SGD", "SGD with momentum", "natural gradient"]
 Shape = Literal["cosine", "kaldi", "ibm", "constant"]
 
 FEED_FORWARD: tuple[Name, ...] = ("dnn",)
 IBM_EPOCHS, IBM_WARM = 16, 10  # of the papers, into which a budget is cut
+IBM_PEAK = cui2021.LEARNERS * cui2021.PAPER.chunks.size / REFERENCE  # of Cui et al. 2021: the rate grows 32 times
+SPEEDS, VOLUME = (0.9, 1.0, 1.1), 0.4  # of the augmented speech; the volume in deviations of a bin, see `JudgedTask`
 WINDOW = 21  # frames; the papers' unrolling
 DNN = Dnn(hidden=256, layers=3, context=7)
 BLSTM = Blstm(hidden=96, layers=2, bottleneck=64)
@@ -60,6 +66,8 @@ class Setup:
         limit: largest word error rate of one learner, in percent.
         training: settings by optimizer; the first one is usual.
         frame_seconds: processor seconds of a frame, for the estimate.
+        evaluations: evaluation points of a run.
+        one_kind: True if rows are compared only where they come from one kind of processor.
     """
 
     told: str
@@ -71,6 +79,8 @@ class Setup:
     limit: float
     training: Mapping[Optimizer, Training]
     frame_seconds: float
+    evaluations: int = 2
+    one_kind: bool = False
 
     @property
     def optimizer(self) -> Optimizer:
@@ -121,17 +131,30 @@ SETUPS: Mapping[Name, Setup] = {
         },
         6.5e-5,
     ),
+    "augmented": Setup(
+        "the BLSTM on the same speech at speeds of 0.9, 1 and 1.1 and at varied volume, SGD with momentum of 0.9",
+        "librispeech",
+        20.5,
+        164,
+        5_043_000,
+        1,
+        40.0,
+        {"SGD with momentum": Training((0.2 / IBM_PEAK, 0.4 / IBM_PEAK, 0.8 / IBM_PEAK), "ibm", 5.0)},
+        6.5e-5,
+        evaluations=IBM_EPOCHS,
+        one_kind=True,
+    ),
 }
 
 
 def hybrid(name: Name) -> HybridTask:
     task = librispeech.experiment().task
     assert isinstance(task, HybridTask)
-    return replace(
+    found = replace(
         task,
-        front=FrontEnd(),
+        front=FrontEnd(speeds=SPEEDS) if name == "augmented" else FrontEnd(),
         network=DNN if name == "dnn" else BLSTM,
-        chunks=WINDOWS if name == "blstm" else Chunks(),
+        chunks=Chunks() if name == "dnn" else WINDOWS,
         augment=SpecAugment(time_masks=0, bin_masks=0),
         precision="float32",
         decoding=Decoding(
@@ -141,6 +164,7 @@ def hybrid(name: Name) -> HybridTask:
             silence_probability=0.5,
         ),
     )
+    return JudgedTask.of(found, VOLUME) if name == "augmented" else found
 
 
 def ctc() -> CtcTask:
@@ -150,11 +174,13 @@ def ctc() -> CtcTask:
 
 
 def made(optimizer: Optimizer, name: Name, rate: float) -> OptimizerFactory:
-    """An optimizer of one learner; steps with momentum keep the effective rate."""
+    """An optimizer of one learner; steps with momentum keep the effective rate, but for IBM's SGD with momentum."""
     if optimizer == "Adam":
         return Adam(lr=rate)
     if optimizer == "SGD":
         return SGD(rate)
+    if optimizer == "SGD with momentum":
+        return SGD(rate, momentum=0.9)
     return NaturalGradientSGD(rate, momentum=0.9 if name == "dnn" else 0.0, keep_rate=True)
 
 

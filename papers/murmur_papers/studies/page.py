@@ -10,7 +10,7 @@ from pathlib import Path
 from murmur.comparison.rows import Row
 from murmur.core.whole_files import write_whole
 from murmur.report.error_rate import Interval
-from murmur_papers.studies import asgd, base, frequency, hierarchy, rings, schedules, stragglers
+from murmur_papers.studies import asgd, base, frequency, hierarchy, largest, rings, schedules, stragglers, turns
 from murmur_papers.studies.base import LEARNERS, limit_of
 from murmur_papers.studies.machines import MACHINES
 from murmur_papers.studies.networks import SETUPS
@@ -19,7 +19,7 @@ from murmur_papers.studies.run import Finder, MissingRun, diverged, loss, on_new
 from murmur_papers.studies.study import Claim, Outcome, Study, found
 from murmur_papers.studies.verdicts import EndedRunError, cell_of, percent, seconds, speed_up, waiting, wer
 
-EVERY = (base, frequency, schedules, asgd, rings, stragglers, hierarchy)  # in the order of the page
+EVERY = (base, frequency, schedules, asgd, rings, stragglers, turns, largest, hierarchy)  # in the order of the page
 STUDIES: Mapping[str, Study] = {part.STUDY.name: part.STUDY for part in EVERY}
 PAGE = "papers.md"
 WORST_WER = 60.0
@@ -75,13 +75,14 @@ def summary(results: Results, page: str = "") -> str:
 
 def pictures(find: Finder, out: Path) -> list[str]:
     """Draw the pictures of the studies of which something is decoded; return the lines that show them."""
+    own = [line for study in STUDIES.values() if study.picture is not None and (line := study.picture(find, out))]
     lines = []
     for study in STUDIES.values():
         points = points_of(study, find)
         if len(points) > 1:
             draw(study.name, points, out / f"papers_{study.name}.svg")
             lines.append(f"![{study.name}: word error rate over hours of the virtual cluster](papers_{study.name}.svg)")
-    return [*lines, PICTURED] if lines else []
+    return [*lines, PICTURED, *own] if lines else own
 
 
 def points_of(study: Study, find: Finder) -> list[Point]:

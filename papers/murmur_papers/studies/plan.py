@@ -7,7 +7,7 @@ trial decides the rate of later runs, and a bisection its next size.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from murmur.comparison.rows import Row
@@ -17,7 +17,9 @@ from murmur_papers.studies.run import Finder, MissingRun
 from murmur_papers.studies.study import Claim, Go, Groups, Outcome, Study, found
 from murmur_papers.studies.study import further as further_group
 from murmur_papers.studies.verdicts import EndedRunError
+from murmur_papers.tasks.judged_frames import TRIAL
 
+STANDING_IN = {"loss": 1.0, TRIAL: 1.0}
 BASE, NO_LOSS, CLAIM, MORE, CAUSE = range(5)  # stages, the most urgent first
 
 
@@ -127,6 +129,30 @@ def whole(
             each.study.groups[each.group](go)
         except MissingRun:
             continue
+    return list(plan.values())
+
+
+def foreseen(studies: Sequence[Study], find: Go) -> list[Planned]:
+    """The cells of the whole plan, also those that depend on rows that are not there.
+
+    A missing run stands in as one that is as good as all others, so that a later cell may have another rate, and a
+    search other sizes. Runs that depend on verdicts, further seeds and causes, are left out.
+    """
+    plan = dict[str, Planned]()
+    for each in needed(studies):
+        if each.further or each.claim:
+            continue
+
+        def go(cell: StudyCell, each: Needed = each) -> Row:
+            try:
+                row, known = find(cell), True
+            except MissingRun:
+                row, known = {"cell": asdict(cell), "heldout": STANDING_IN, "ended": None, "prior": None}, False
+            there = plan.setdefault(cell.digest, Planned(cell, each.stage, [], known))
+            there.serves += [name for name in each.serves if name not in there.serves]
+            return row
+
+        each.study.groups[each.group](go)
     return list(plan.values())
 
 

@@ -69,41 +69,48 @@ class Largest:
 
     Attributes:
         strategy: strategy, as on a command line.
+        one: one learner, with whose loss that of a size is compared.
+        steps: sizes to search, as powers of sqrt(2) over one learner's minibatch.
+        usable: largest loss of a usable size over one learner's.
+        machines: name of the virtual machines.
     """
 
     strategy: str
+    one: Alone | System = SGD
+    steps: range = STEPS
+    usable: float = USABLE
+    machines: str = MACHINES
 
     def cell(self, step: int, rate: float, seed: int = 0) -> StudyCell:
-        """A run with 164 times sqrt(2)^step windows; `rate` is that of 164."""
-        times = 2 ** (step / 2)
-        cell = replace(SGD.cell, strategy=self.strategy, learners=LEARNERS, machines=MACHINES)
-        minibatch = round(SGD.cell.minibatch * times)
-        return replace(cell, minibatch=minibatch, rate=rate, peak=times, seed=seed)
+        """A run with one learner's minibatch times sqrt(2)^step; `rate` is that of one learner."""
+        times, one = 2 ** (step / 2), self.one.cell
+        cell = replace(one, strategy=self.strategy, learners=LEARNERS, machines=self.machines)
+        return replace(cell, minibatch=round(one.minibatch * times), rate=rate, peak=one.peak * times, seed=seed)
 
     def best(self, step: int, go: Go) -> StudyCell:
         """The run of a size with seed 0 at its best rate."""
-        reference = SGD.rate(go)
-        factor = best_of(AUTO_FIRST, lambda factor: go(self.cell(step, reference * factor)), MOST_TRIALS)
-        return self.cell(step, reference * factor)
+        rate = self.one.best(go).rate
+        factor = best_of(AUTO_FIRST, lambda f: go(self.cell(step, rate * f)), MOST_TRIALS, self.one.measure)
+        return self.cell(step, rate * factor)
 
     def __call__(self, go: Go) -> list[Row]:
-        one = by_seed(SGD(go))
+        one = by_seed(self.one(go))
         cells: dict[int, StudyCell] = {}
         done: dict[tuple[int, int], Row] = {}
 
         def usable(step: int, seed: int) -> bool:
             cells[step] = cells.get(step) or self.best(step, go)
             done[step, seed] = done.get((step, seed)) or go(replace(cells[step], seed=seed))
-            return loss(done[step, seed]) <= USABLE * one[seed]
+            return loss(done[step, seed]) <= self.usable * one[seed]
 
-        left = list(STEPS)
+        left = list(self.steps)
         while left:
             middle = left[len(left) // 2]
             left = [step for step in left if (step > middle if usable(middle, 0) else step < middle)]
-        edge = max((step for step, _ in list(done) if usable(step, 0)), default=-1)
-        while edge >= 0 and not all([usable(edge, seed) for seed in SEEDS]):
+        edge = max((step for step, _ in list(done) if usable(step, 0)), default=self.steps[0] - 1)
+        while edge in self.steps and not all([usable(edge, seed) for seed in SEEDS]):
             edge -= 1
-        if edge >= 0 and edge + 1 in STEPS:
+        if edge in self.steps and edge + 1 in self.steps:
             _ = [usable(edge + 1, seed) for seed in SEEDS]
         return list(done.values())
 
@@ -143,7 +150,7 @@ def largest_minibatch(rows: Groups) -> Outcome:
     ends = _step(decentralised) == STEPS[-1]  # it might be larger
     if not sizes["synchronous"] or (ends and verdict == "differs"):
         verdict = "undecided"
-    told = "; ".join(f"{name}: {_course(rows[f'{name}: largest'], one)}" for name in BISECTED)
+    told = "; ".join(f"{name}: {course_of(rows[f'{name}: largest'], one)}" for name in BISECTED)
     rate = rows[ALONE_SGD][0]["cell"]["rate"]
     why = f"loss over that of one learner, whose rate is {rate:g}: {told}"
     return Outcome(", ".join(f"{name} {size:,}" for name, size in sizes.items()), verdict, why)
@@ -154,18 +161,18 @@ def _step(size: int) -> int:
     return round(2 * math.log2(size / SGD.cell.minibatch)) if size else -1
 
 
-def _course(rows: Sequence[Row], one: Mapping[int, float]) -> str:
+def course_of(rows: Sequence[Row], one: Mapping[int, float]) -> str:
     sizes: dict[int, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row["cell"]["minibatch"], row["cell"]["seed"])):
         sizes.setdefault(row["cell"]["minibatch"], []).append(row)
-    return ", ".join(f"{size:,} {_over_one(each, one)} (rate {_rate(each)})" for size, each in sizes.items())
+    return ", ".join(f"{size:,} {_over_one(each, one)} (rate {rate_of(each)})" for size, each in sizes.items())
 
 
 def _over_one(rows: Sequence[Row], one: Mapping[int, float]) -> str:
     return " and ".join(f"{loss(row) / one[row['cell']['seed']]:.2f}" for row in rows)
 
 
-def _rate(rows: Sequence[Row]) -> str:
+def rate_of(rows: Sequence[Row]) -> str:
     """The rate after the warm-up, before `Auto`."""
     return f"{rows[0]['cell']['rate'] * rows[0]['cell']['peak']:.3g}"
 
@@ -178,7 +185,7 @@ def averaged_moments(rows: Groups) -> str:
 def at_the_largest(rows: Groups) -> str:
     one = by_seed(rows[ALONE_SGD])
     found = {name: rows[f"{name}, largest size tried"] for name in BISECTED}
-    told = ", ".join(f"{name} {_over_one(each, one)} (rate {_rate(each)})" for name, each in found.items())
+    told = ", ".join(f"{name} {_over_one(each, one)} (rate {rate_of(each)})" for name, each in found.items())
     size = round(SGD.cell.minibatch * 2 ** (STEPS[-1] / 2))
     return f"with {size:,} windows, loss over one learner's: {told}"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from murmur.accelerator.device import name_of
@@ -35,7 +37,9 @@ from murmur.strategies import SyncSGD
 from murmur.worlds.virtual.world import VirtualWorld
 from murmur_papers.studies.cell import COMMIT, FORMAT, STACK_RATE, StudyCell, StudyMaterial
 from murmur_papers.studies.device_gradients import DeviceGradients
-from murmur_papers.studies.networks import DNN, FEED_FORWARD
+from murmur_papers.studies.networks import DNN, FEED_FORWARD, SETUPS, Name
+from murmur_papers.studies.watched import Watch
+from murmur_papers.tasks.judged_frames import JudgedTask
 from murmur_papers.tasks.random_frames import FrameTask
 
 log = logging.getLogger(__name__)
@@ -131,10 +135,14 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
     began = time.process_time(), time.monotonic()
     experiment = replace(cell.experiment(plain), initial=initial)
     together, device = gradients_and_device(experiment, cell, material.device)
-    course = train(experiment, cell.cluster(), together, device)
+    watch = Watch(cell.turns, cell.training)
+    with watch.hooked():
+        course = train(experiment, cell.cluster(), together, device, (watch.see,))
     figures = {
         **course.described(),
         **waiting(course, cell.training),
+        **watch.told(),
+        **(plain.judged(course.figures, watch.best) if isinstance(plain, JudgedTask) else {}),
         "prior": plain.loss_of_priors() if isinstance(plain, FrameTask) else None,
         "turns": course.minibatches // cell.training,
         "training_seconds": round(time.process_time() - began[0], 1),
@@ -142,6 +150,7 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
         "commit": COMMIT,
         "build": build_of(material.network_task(cell.network, cell.seed)),
         "device": device,
+        "processor": processor(device),
         "hardware": hardware() if device == "cpu" else f"{hardware()}, {name_of(device)}",
         "date": datetime.now(UTC).date().isoformat(),
     }
@@ -165,6 +174,24 @@ def gradients_and_device(experiment: Experiment, cell: StudyCell, device: str) -
         log.info("gradients are computed one after another, on %s: %s", there, reason)
         return None, there
     return DeviceGradients(device), device
+
+
+def processor(device: str) -> str:
+    """The kind of processor that computes gradients on a device; the last bits of sums differ between kinds."""
+    if device != "cpu":
+        return name_of(device)
+    path, found = Path("/proc/cpuinfo"), dict[str, str]()
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        name, _, value = line.partition(":")
+        found.setdefault(name.strip(), value.strip())
+    kind = ", ".join(f"{name} {found[name]}" for name in ("cpu family", "model") if name in found)
+    return f"{found.get('model name', platform.machine())}, {kind}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def of_other_processors(known: Mapping[str, Row], networks: Collection[Name], here: str) -> set[str]:
+    """Kinds of processors, other than `here`, of rows of those of the networks that are compared on one kind alone."""
+    rows = (row for row in known.values() if row["cell"]["network"] in networks)
+    return {row["processor"] for row in rows if SETUPS[row["cell"]["network"]].one_kind} - {here}
 
 
 def waiting(course: VirtualCourse, training: int) -> dict[str, float | None]:

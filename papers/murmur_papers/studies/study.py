@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from murmur.comparison.rows import Row
 from murmur_papers.studies.cell import StudyCell
@@ -18,6 +19,7 @@ AUTO_FIRST = (1.0, 0.5)  # factors on one learner's rate, on which Auto's rule a
 Groups = Mapping[str, Sequence[Row]]
 Go = Callable[[StudyCell], Row]
 Group = Callable[[Go], Sequence[Row]]
+Measure = Callable[[Row], float]  # by which trials are compared; the lowest value is the best
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Alone:
         times: factor on the frames of the runs; the trials keep theirs.
         tried: rates to try.
         part: trials have one part in so many of the frames; with 1 they are runs with seed 0.
+        peak: factor on the rate that the schedule reaches.
+        measure: loss by which trials are compared, here and in systems that refer to this learner.
     """
 
     network: Name
@@ -44,6 +48,8 @@ class Alone:
     times: int = 1
     tried: tuple[float, ...] | None = None
     part: int | None = None
+    peak: float = 1.0
+    measure: Measure = loss
 
     @property
     def cell(self) -> StudyCell:
@@ -56,6 +62,7 @@ class Alone:
             budget=self.budget or setup.budget,
             optimizer=optimizer,
             schedule=self.schedule or setup.training[optimizer].schedule,
+            peak=self.peak,
         )
 
     @property
@@ -64,22 +71,25 @@ class Alone:
 
     def rate(self, go: Go) -> float:
         cell = replace(self.cell, budget=self.cell.budget // (self.part or SETUPS[self.network].part))
-        return best_of(self.rates, lambda rate: go(replace(cell, rate=rate)), MOST_RATES)
+        return best_of(self.rates, lambda rate: go(replace(cell, rate=rate)), MOST_RATES, self.measure)
+
+    def best(self, go: Go) -> StudyCell:
+        return replace(self.cell, rate=self.rate(go), budget=self.cell.budget * self.times)
 
     def __call__(self, go: Go) -> list[Row]:
-        cell = replace(self.cell, rate=self.rate(go), budget=self.cell.budget * self.times)
-        return [go(replace(cell, seed=seed, decoded=seed in self.decoded)) for seed in self.seeds]
+        best = self.best(go)
+        return [go(replace(best, seed=seed, decoded=seed in self.decoded)) for seed in self.seeds]
 
 
-def best_of(first: Sequence[float], go: Callable[[float], Row], most: int) -> float:
+def best_of(first: Sequence[float], go: Callable[[float], Row], most: int, measure: Measure = loss) -> float:
     """The value with the lowest held-out loss among `most` values at most, by rows from `go`.
 
     While it is the lowest or the highest tried, the next one by the same factor is tried.
     """
     rows = {value: go(value) for value in first}  # all are asked for before one is read
-    tried = {value: loss(row) for value, row in rows.items()}
+    tried = {value: measure(row) for value, row in rows.items()}
     while len(tried) < most and (further := _further(tried)) is not None:
-        tried[further] = loss(go(further))
+        tried[further] = measure(go(further))
     return min(tried, key=lambda value: tried[value])
 
 
@@ -100,25 +110,31 @@ class System:
         alone: the one learner whose rate is the reference.
         change: settings of the run that differ from those of one learner.
         trials: factors on the reference rate to begin with.
+        most: largest number of trials; with that of `trials` no further ones are made.
         part, decoded, times: as those of `Alone`.
     """
 
     alone: Alone
     change: Mapping[str, object]
-    trials: tuple[float, float] = AUTO_FIRST
+    trials: tuple[float, ...] = AUTO_FIRST
     part: int | None = None
     seeds: tuple[int, ...] = SEEDS
     decoded: tuple[int, ...] = ONE_SEED
     times: int = 1
+    most: int = MOST_TRIALS
 
     @property
     def cell(self) -> StudyCell:
         return replace(self.alone.cell, **dict(self.change))  # type: ignore[arg-type]
 
+    @property
+    def measure(self) -> Measure:
+        return self.alone.measure
+
     def best(self, go: Go) -> StudyCell:
         reference = self.alone.rate(go)
         short = replace(self.cell, budget=self.cell.budget // (self.part or SETUPS[self.alone.network].part))
-        best = best_of(self.trials, lambda factor: go(replace(short, rate=reference * factor)), MOST_TRIALS)
+        best = best_of(self.trials, lambda factor: go(replace(short, rate=reference * factor)), self.most, self.measure)
         return replace(self.cell, rate=reference * best, budget=self.cell.budget * self.times)
 
     def __call__(self, go: Go) -> list[Row]:
@@ -183,6 +199,8 @@ class Study:
         cited: short name of the paper; `paper`: authors, title, year.
         groups: functions that return the rows of a group, given a function that makes or finds the row of a cell.
         pictured: groups in the picture of word error rates over hours.
+        picture: function that draws a picture of its own from the rows that are there, into a folder, and returns the
+            line that shows it; "" if there are too few rows.
     """
 
     name: str
@@ -193,6 +211,7 @@ class Study:
     claims: tuple[Claim, ...] = ()
     machines: str = ""
     pictured: tuple[str, ...] = ()
+    picture: Callable[[Go, Path], str] | None = None
 
 
 def found(study: Study, go: Go, names: Sequence[str]) -> Groups:

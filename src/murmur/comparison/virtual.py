@@ -12,7 +12,7 @@ from murmur.core.source import ComputeBatch
 from murmur.core.trace import COMPUTE, Span
 from murmur.core.world import Seat
 from murmur.engine.experiment import Experiment
-from murmur.engine.record import Record
+from murmur.engine.record import Observer, Record
 from murmur.engine.trainer import Trainer
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
@@ -78,18 +78,23 @@ class VirtualCourse:
 
 
 def train(
-    experiment: Experiment, cluster: Cluster, together: ComputeBatch | None = None, device: str = "cpu"
+    experiment: Experiment,
+    cluster: Cluster,
+    together: ComputeBatch | None = None,
+    device: str = "cpu",
+    further: tuple[Observer, ...] = (),
 ) -> VirtualCourse:
     """Train to the end of the budget, or until losses are not finite.
 
     Args:
         together: function that computes gradients of many learners in one call; None computes each alone.
+        further: further observers of the records of all learners.
     """
     course = VirtualCourse(cluster.learners, experiment.scaled(cluster.learners).total)
     world = VirtualWorld(cluster, course.see_span, together, device=device)
 
     def observers(_: Seat) -> tuple[Any, ...]:
-        return (course.see,)
+        return (course.see, *further)
 
     try:
         outcome = Trainer(experiment, world, observers=observers).fit()
