@@ -57,7 +57,9 @@ def test_the_page_is_made_of_rows_alone(tmp_path: Path) -> None:
     page = write(EVERYTHING, tmp_path / "a").read_text()
     assert page == write(EVERYTHING, tmp_path / "b").read_text()
     pictures = sorted(path.name for path in (tmp_path / "a").glob("*.svg"))
-    assert pictures == sorted(f"papers_{study.name}.svg" for study in STUDIES.values() if study.pictured)
+    assert pictures == sorted(
+        f"papers_{study.name}.svg" for study in STUDIES.values() if study.pictured or study.picture
+    )
     for name in pictures:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
         assert f"({name})" in page

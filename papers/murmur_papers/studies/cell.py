@@ -7,7 +7,7 @@ where a paper is about large minibatches it "grows". Rate and horizons follow th
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class StudyCell:
     @property
     def digest(self) -> str:
         """Sixteen hexadecimal digits; independent of decoding test and of the location of the data."""
-        return digest_of([{k: v for k, v in asdict(self).items() if k != "decoded"}, FORMAT])
+        return digest_of([{k: v for k, v in vars(self).items() if k != "decoded"}, FORMAT])
 
     @property
     def told(self) -> str:

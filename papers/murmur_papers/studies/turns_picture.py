@@ -54,12 +54,14 @@ def draw(lines: Lines, path: Path) -> None:
         ends = lines.reference
         below.plot(list(ends), list(ends.values()), "ks-", label="one learner's lowest loss with no more frames")
         below.plot([], [], color="0.6", lw=0.9, label="courses of one learner; of 16 the longest, in colours")
-        above.set(xscale="log", ylabel="loss over one learner's", title="turns")
-        below.set(ylabel="held-out loss, nats a frame", xlabel="turns of all learners", yscale="log")
+        above.set(xscale="log", xlim=(min(ends) / 4, 1.2 * max(ends)), ylabel="loss over one learner's", title="turns")
+        losses = ends.values()
+        below.set(ylabel="held-out loss, nats a frame", xlabel="turns of all learners")
+        below.set(ylim=(0.95 * min(losses), 1.6 * max(losses)))
         below.set_xticks(list(ends), [f"{turns:,}" for turns in ends])
         below.minorticks_off()
         for axes in (above, below):
             axes.grid(alpha=0.3)
-            axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+            axes.legend(fontsize=7, loc="upper right")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
