@@ -10,7 +10,9 @@ import pytest
 from murmur.comparison.rows import Row
 from murmur_papers.studies import largest
 from murmur_papers.studies.cell import StudyCell
+from murmur_papers.studies.plan import foreseen
 from murmur_papers.studies.rings import by_seed
+from murmur_papers.studies.run import Finder
 from murmur_papers.studies.study import Outcome, found
 
 from .made_up import row_of
@@ -52,6 +54,19 @@ def test_the_largest_minibatch_is_where_the_loss_crosses_the_limit() -> None:
     for strategy, edge in (("SyncSGD()", -9.0), ("SyncSGD()", 9.0)):
         rows = found(largest.STUDY, rows_of(EDGES | {strategy: edge}), tuple(largest.GROUPS))
         assert largest.largest(rows["synchronous: largest"], one) is None
+
+
+def test_the_plan_foresees_a_search_of_each_strategy() -> None:
+    """As if each size were usable: two trials of each of three sizes, and two more seeds of the last one."""
+    plan = [each.cell for each in foreseen([largest.STUDY], Finder({}))]
+    for strategy in EDGES:
+        own = [cell for cell in plan if cell.strategy == strategy and cell.learners > 1]
+        assert [(cell.minibatch, cell.seed) for cell in own] == [(n, 0) for n in (232, 232, 656, 656, 1312, 1312)] + [
+            (1312, 1),
+            (1312, 2),
+        ]
+        assert {cell.budget for cell in own} == {20_172_000}
+        assert all(cell.peak == pytest.approx(32 * cell.minibatch / 164, rel=0.01) for cell in own)
 
 
 @pytest.mark.parametrize(("edge", "verdict", "told"), [

@@ -289,7 +289,11 @@ def test_the_command_tells_the_plan(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert re.search(r"blstm, SyncSGD\(\), 1 learner.*: about \d+ min; stragglers 1", done.output)
+    assert re.search(
+        r"ADPSGD\(ring\), 16 learners.*: later, with the best rate: about \d+ min; stragglers 1", done.output
+    )
     assert re.search(r"\d+ runs can run now: about \d+\.\d processor hours", done.output)
+    assert re.search(r"in all, \d+ runs with \d+ M frames are left: about \d+ processor hours", done.output)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from murmur_papers.studies import asgd, cell, hierarchy, largest, rings, run, sc
 from murmur_papers.studies.base import BLSTM, DNN
 from murmur_papers.studies.cell import StudyCell, StudyMaterial
 from murmur_papers.studies.device_gradients import DeviceGradients
+from murmur_papers.studies.heldout import LogRatio
 from murmur_papers.studies.networks import WINDOWS
 from murmur_papers.studies.plan import judged
 from murmur_papers.studies.run import (
     Finder,
+    MissingRun,
     build_of,
     diverged,
     known_rows,
@@ -138,6 +141,32 @@ def test_rows_hold_what_shows_why_learners_lose(material: StudyMaterial) -> None
     assert ring["heldout"]["loss"] == pytest.approx(ends)
     assert ring["heldout"].keys() == {"loss", TRIAL}
     assert ring["best_loss"] == min(value for _, value, _ in ring["curve"])
+
+
+def test_real_rows_are_compared_and_drawn(material: StudyMaterial, tmp_path: Path) -> None:
+    """Of one learner and a ring with two numbers of turns and two seeds; the others are not there."""
+    made: dict[str, Row] = {}
+
+    def go(wanted: StudyCell) -> Row:
+        if wanted.turns > 3_000 or wanted.strategy not in ("SyncSGD()", "ADPSGD(randomized_ring)"):
+            raise MissingRun(wanted.told)
+        dry = small(wanted, budget=wanted.budget // 3_000)  # all trials are one run
+        made[dry.digest] = made.get(dry.digest) or trained(dry, material)
+        return {**made[dry.digest], "cell": asdict(wanted), "digest": wanted.digest}
+
+    assert "papers_turns.svg" in turns.picture(go, tmp_path)
+    assert len(made) == 12
+    rows = {
+        name: group(go)
+        for name, group in turns.GROUPS.items()
+        if name.startswith((turns.ALONE, turns.RANDOMISED))
+        and any(f", {n}," in name for n in ("1,500 turns", "3,000 turns"))
+    }
+    for number in (1_500, 3_000):
+        found = turns.at(rows, turns.RANDOMISED, number)
+        assert 0 < found.low < found.value < found.high < float("inf")
+        first, row = turns.pairs(rows, turns.RANDOMISED, number)[0]
+        assert math.exp(LogRatio.of([(first, row)]).values[0]) == pytest.approx(loss(row) / first["best_loss"])
 
 
 def test_the_volume_of_chunks_varies_and_trials_do_not_judge(material: StudyMaterial) -> None:
