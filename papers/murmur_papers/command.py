@@ -85,8 +85,8 @@ stragglers: fixed and randomised rings, delay-by-one, large minibatches, slow le
 against one from 1,500 to 24,000 turns. largest: the largest minibatch of four strategies, and the time to a loss.
 hierarchy: 8 x 8 learners (Zhang et al.).
 
-Every run is a row. After an interruption the same command continues. All studies take about 60 hours of a processor
-core; the runs on which the claims without loss rest come first.
+Every run is a row. After an interruption the same command continues. turns and largest take about 120 hours of a
+processor core, all others about 60; the runs on which the claims without loss rest come first.
 """
 
 
@@ -166,7 +166,8 @@ def lacking(cells: Sequence[StudyCell]) -> str:
 
 def hours(cell: StudyCell) -> float:
     """About the processor hours of a run without decoding."""
-    return cell.budget * cell.setup.frame_seconds / 3600
+    gradients = cell.turns * cell.training
+    return (cell.budget * cell.setup.frame_seconds + gradients * cell.setup.gradient_seconds) / 3600
 
 
 def run_missing(console: Console, chosen: Sequence[Study], material: StudyMaterial, rows: Rows, jobs: int) -> None:

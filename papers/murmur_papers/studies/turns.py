@@ -4,8 +4,9 @@ The BLSTM and the minibatch of `rings`, augmented speech, SGD with momentum of 0
 2021: the rate warms up to 32 times its first value over 10 of 16 parts of the run, then falls by sqrt(2) a part.
 
 Rates: one learner with 1,500 turns gives the centre (three rates, more while the best is at an end). Then every system,
-one learner too, tries the centre, its half and its double at every number of turns, with all frames and seed 0, on the
-part of dev that serves trials. The other part judges (`murmur_papers.tasks.judged_frames`).
+one learner too, tries the centre, its half and its double at every number of turns, with seed 0, on the part of dev
+that serves trials; the other part judges (`murmur_papers.tasks.judged_frames`). Trials have all frames, and half of
+them at 12,000 and 24,000 turns, whose trials are those of 6,000 and 12,000.
 
 The reference of a ratio is one learner's lowest loss at an evaluation point of a run with no more frames and the same
 seed. The system has its loss at the end. Intervals: `heldout`. The best asynchronous strategy is the one with the
@@ -46,6 +47,7 @@ CHANGES: dict[str, dict[str, object]] = {
 ASYNCHRONOUS = tuple(name for name in MANY if name != "synchronous")
 FIRST = (ALONE, "synchronous", RANDOMISED)  # run before the others
 FACTORS = (1.0, 0.5, 2.0)
+WHOLE_TRIALS = 6_000  # turns up to which trials have all frames
 SETUP = SETUPS["augmented"]
 CENTRE = Alone("augmented", decoded=(), peak=IBM_PEAK, measure=trial_loss)
 
@@ -66,7 +68,8 @@ def group(name: str, turns: int, seed: int) -> str:
 
 def system(name: str, turns: int, seeds: tuple[int, ...]) -> System:
     change = {**CHANGES[name], "budget": frames(turns)}
-    return System(CENTRE, change, trials=FACTORS, seeds=seeds, decoded=(), most=len(FACTORS))
+    part = 2 if turns > WHOLE_TRIALS else 1
+    return System(CENTRE, change, FACTORS, part, seeds, decoded=(), most=len(FACTORS))
 
 
 def groups() -> Iterator[tuple[str, Group]]:
@@ -233,7 +236,8 @@ STUDY = Study(
     CUI,
     "16 learners with one learner's minibatch of 164 windows cut among them, SGD with momentum and IBM's schedule,"
     " augmented speech, 1,500 to 12,000 turns (the randomised ring and one learner also 24,000), two seeds; three rates"
-    " a system and number of turns, tried on a part of dev that does not judge",
+    " a system and number of turns, tried on a part of dev that does not judge (from 12,000 turns on with half of the"
+    " frames)",
     GROUPS,
     (
         Claim(
