@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -18,12 +19,14 @@ from torch import Tensor
 from murmur.core.facts import learners_for
 from murmur.core.group import PeerLost
 from murmur.core.learner import Learner, Strategy
+from murmur.core.learner_state import StrategyVectors
 from murmur.core.membership import StoppedGracefully
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.trainer import Trainer
 from murmur.strategies import Compressed, DecoupledDiLoCo, DiLoCo, SuperLearners
-from murmur.strategies.decoupled_diloco import Synchronizer
+from murmur.strategies.decoupled_diloco import UNKNOWN, Delivery, Synchronizer
+from murmur.strategies.parameter_shards import CENTRE
 from murmur.testing.strategies import Observed
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Kill, Link, LognormalSeconds, Rejoin, Stop
@@ -364,6 +367,18 @@ def test_a_resumed_run_keeps_the_outer_momentum(tmp_path: Path) -> None:
     stop(run, cluster, 1.35, tmp_path)
     found = weights_of(Trainer(run, VirtualWorld(cluster), tmp_path, resume=True).fit().model)
     assert torch.allclose(found, wanted, rtol=1e-11, atol=1e-12)
+
+
+def test_what_comes_after_the_last_outer_step_changes_nothing() -> None:
+    """A delivery of a learner that counted as lost may come between the answers to two others, which must end equal."""
+    me: Any = SimpleNamespace(outer=StrategyVectors({CENTRE: torch.zeros(4)}), seat=SimpleNamespace(now=1.0))
+    it = Synchronizer(me, DecoupledDiLoCo(4, 2, rate=0.5, mu=0.0), (slice(0, 2), slice(2, 4)))
+    it.take(0, 1, Delivery(torch.ones(2), 2.0, 1.0, launch=1.0, number=1, at=0.5), 0.1, UNKNOWN)
+    it.close()
+    assert me.outer[CENTRE].tolist() == [0.5, 0.5, 0.0, 0.0]
+    it.take(1, 2, Delivery(torch.ones(2), 2.0, 1.0, launch=1.0, number=1, at=0.5), 0.1, UNKNOWN)
+    it.close()
+    assert me.outer[CENTRE].tolist() == [0.5, 0.5, 0.0, 0.0]
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,8 @@ class Synchronizer:
     """
 
     def __init__(self, me: Learner, strategy: DecoupledDiLoCo, fragments: tuple[slice, ...]) -> None:
-        self._me, self._strategy, self._fragments, self.closing = me, strategy, fragments, False
+        self._me, self._strategy, self._fragments = me, strategy, fragments
+        self.closing = self._closed = False
         self._delivered: list[dict[int, Delivery]] = [{} for _ in fragments]  # by rank
         self._merged: list[dict[int, tuple[float, float, float]]] = [{} for _ in fragments]
         self._ends = [math.inf] * len(fragments)  # of the windows
@@ -164,6 +165,13 @@ class Synchronizer:
         x[part] -= s.rate * (change + s.mu * v[part])
         outer[CENTRE], outer[V] = x, v
         self._merged[p].update({rank: (each.launch, each.number, now - each.at) for rank, each in delivered})
+
+    def close(self) -> None:
+        """Take the last outer steps. What comes later, from a learner that counted as lost, changes nothing."""
+        if not self._closed:
+            self.closing = self._closed = True
+            for p in range(len(self._fragments)):
+                self.merge(p)
 
     def merged(self, p: int, rank: int) -> tuple[float, float, float]:
         """Return launch and number of a learner's latest delivery in x_p, and the seconds for which it lay here."""
@@ -262,9 +270,9 @@ class Fragments(Shards):
                 self._continue_from(int(numbers[0]), message.x, *numbers[1:])
             elif kind == WITHDRAW and self._synchronizer is not None:
                 self._synchronizer.give_back(message.source)
-            elif kind == CLOSE:
-                self._close()
-            elif kind != LOOK:
+            elif kind == CLOSE and self._synchronizer is not None:
+                self._synchronizer.close()
+            elif kind not in (WITHDRAW, CLOSE, LOOK):
                 super()._take(message)
 
     def _take_delivery(
@@ -348,19 +356,14 @@ class Fragments(Shards):
 
     def _all_have_given(self) -> None:
         self._tell_holders(CLOSE)
-        with self.me.outer.steady:
-            self._close()
+        if self._synchronizer is not None:
+            with self.me.outer.steady:
+                self._synchronizer.close()
 
     def _tell_holders(self, kind: float) -> None:
         for holder in self.holders:
             if holder != self.me.group.rank:
                 self._tell(holder, kind)
-
-    def _close(self) -> None:
-        if self._synchronizer is not None:
-            self._synchronizer.closing = True
-            for p in range(self._F):
-                self._synchronizer.merge(p)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ al. 2025 (arXiv 2506.10911); signs, K = 50, alpha = 0.5 and beta = gamma = 0.7 a
 paper itself could not be read in full. They send two vectors, and refuse odd numbers of learners; here one learner,
 another one each time, takes its step alone.
 
-A random pair halves the mean square difference of two learners, so that without gradients all differences decay, for
-any number of learners, where 0 < gamma < 2 (1 - alpha^2). gamma = 0 lets them drift apart.
+Without gradients all differences decay in mean square, for any number of learners, where 0 < gamma < 2 (1 - alpha^2);
+the paper's own range is not known here. gamma = 0 lets learners drift apart.
 """
 
 from __future__ import annotations
