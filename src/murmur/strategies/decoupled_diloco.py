@@ -40,8 +40,8 @@ from murmur.strategies.parameter_shards import (
     CENTRE,
     GIVEN,
     SHARDS,
+    ServedShards,
     Sharded,
-    Shards,
     check_centre,
     check_counts,
     parts_of,
@@ -79,7 +79,7 @@ class Delivery:
         return replace(later, d=self.d + later.d, samples=samples, steps=steps, at=self.at)
 
 
-class RunningMean:
+class MeanSeconds:
     """Running mean of durations, 0 before the first one."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Synchronizer:
         self._delivered: list[dict[int, Delivery]] = [{} for _ in fragments]  # by rank
         self._merged: list[dict[int, tuple[float, float, float]]] = [{} for _ in fragments]
         self._ends = [math.inf] * len(fragments)  # of the windows
-        self._gradient, self._quorum, self._way = RunningMean(), RunningMean(), RunningMean()
+        self._gradient, self._quorum, self._way = MeanSeconds(), MeanSeconds(), MeanSeconds()
         me.outer.setdefault(V, torch.zeros_like(me.outer[CENTRE]))
 
     def fragment(self, p: int) -> Tensor:
@@ -178,7 +178,7 @@ class Synchronizer:
         return self._merged[p].get(rank, (UNKNOWN, UNKNOWN, 0.0))
 
 
-class Fragments(Shards):
+class Deliveries(ServedShards):
     """One learner's side of a synchronizer that is cut into shards: its deliveries, and the shard that it may hold.
 
     Fragment f is part f mod F of the shard of the holder of rank f // F. `base` is its outer weights, as known here,
@@ -410,16 +410,16 @@ class DecoupledDiLoCo(Sharded):
         await self.learn(me)  # a single learner takes outer steps too
 
     async def learn(self, me: Learner) -> None:
-        fragments = Fragments(me, self, self.servers if me.group.size > 1 else 0)
-        if fragments.serves_only:
-            await fragments.serve()
+        deliveries = Deliveries(me, self, self.servers if me.group.size > 1 else 0)
+        if deliveries.serves_only:
+            await deliveries.serve()
             return
         async for g in me.claimed_gradients():
-            fragments.tell()
-            fragments.start()
+            deliveries.tell()
+            deliveries.start()
             me.descend(g)
-            fragments.count(me.fresh_samples)
-        await fragments.end()
+            deliveries.count(me.fresh_samples)
+        await deliveries.end()
 
     @property
     def exchanges(self) -> float:

@@ -130,7 +130,7 @@ class ShardRule(ABC):
         """Change the weights by the answer to the latest exchange, shape (P,). It may land beside a gradient."""
 
 
-class Shards(ABC):
+class ServedShards(ABC):
     """One learner's side of a vector that is cut into shards: the shard that it may hold, and the end of a run.
 
     Args:
@@ -314,10 +314,10 @@ def check_centre(x: Tensor) -> None:
         raise FloatingPointError("the server's weights are not finite: training has diverged. Lower the learning rate")
 
 
-class ParameterShards(Shards):
+class ParameterShards(ServedShards):
     """One learner's side of a sharded parameter server: its exchanges, its answers, and the shard that it may hold.
 
-    Arguments and errors are those of `Shards`, with the rule of the exchanges.
+    Arguments and errors are those of `ServedShards`, with the rule of the exchanges.
     """
 
     def __init__(self, me: Learner, shards: int, servers: int, rule: ShardRule) -> None:
