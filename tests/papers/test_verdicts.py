@@ -170,7 +170,7 @@ def test_asgd_is_judged_at_the_minibatch_of_its_speed() -> None:
         in before.ours
     )
     assert after.told.startswith("loss worse; words ")
-    assert after.told.endswith("speed less than K-step averaging's reached")
+    assert after.told.endswith("speed below that of K-step averaging: reached")
     rows = found(STUDIES["asgd"], go, STUDIES["asgd"].claims[0].beside)
     assert {row["cell"]["minibatch"] for each in rows.values() for row in each} == {asgd.THEIRS}
 
@@ -570,7 +570,7 @@ def test_rows_that_differ_in_more_than_their_system_are_not_compared(change: dic
         assert (some.seeds, none.seeds, words.seeds) == (3, 3, 3)
         return
     assert (some.seeds, some.apart, some.verdict) == (2, {reason: [2]}, "worse")
-    assert shown(some) == f"1.100 (1.100 to 1.100) [{reason} at seeds 2]"
+    assert shown(some) == f"1.100 (1.100 to 1.100) [{reason} at seed 2]"
     assert (none.told, words.told) == (f"undecided: {reason}", f"undecided: {reason}")
     assert shown(none) == f"not compared [{reason} at seeds 0, 1, 2]"
     assert not_alike([first, [planted(row) for row in second]]) == "undecided"

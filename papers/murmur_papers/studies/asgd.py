@@ -97,8 +97,8 @@ def poor_and_slow(rows: Groups) -> Outcome:
     )
     speeds = "{:.1f} times as fast (K-step averaging {:.1f})".format(*slower)
     if whole:
-        slow = f"less than K-step averaging's {holds(slower[0] < slower[1])}"
-        return against(rows[four], rows[server], "4 learners, ASGD", speeds, slow, why)
+        slow = f"below that of K-step averaging: {holds(slower[0] < slower[1])}"
+        return against(rows[four], rows[server], "4 learners, ASGD over K-step averaging", speeds, slow, why)
     found, here = shown(ratio(rows[FOUR], rows[SERVER])), [speed_up(rows[name]) for name in (SERVER, FOUR)]
     there = "{:.1f} times as fast there, K-step averaging {:.1f}".format(*here)
     ours = f"4 learners, ASGD: {speeds} with their minibatch; loss over K-step averaging's {found} with ours ({there})"

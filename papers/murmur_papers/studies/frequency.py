@@ -80,7 +80,7 @@ def quality(rows: Groups) -> Outcome:
     others = ", ".join(f"{name} {shown(ratio(rows[chosen[0]], rows[name]))}" for name in NAMES if name != chosen[0])
     told = f"{LEARNERS} learners: {fast(rows[chosen[0]])} with averages every {chosen[0]}, the best"
     return Outcome(
-        f"{told}; {len(chosen)} of {len(NAMES)} in the best range",
+        f"{told} of {len(NAMES)}; in the best range are {len(chosen)}",
         not_alike([rows[name] for name in NAMES]) if len(chosen) < len(NAMES) else "undecided",
         f"best range: {'; '.join(chosen)}; log-probability a frame: {each}; loss over that of {chosen[0]}: {others};"
         f" loss of {chosen[0]} over that of one learner {shown(ratio(rows[ALONE], rows[chosen[0]]))}",

@@ -25,11 +25,12 @@ NOT_YET = "not run yet"
 Results = Mapping[str, Outcome | None]  # of the claims, by name
 HEAD = """# Experiments of five papers
 
-Conclusions of five papers on training with many learners, beside our figures on real speech with small versions of the
-papers' networks. The first lines are real processes; in all others the machines are virtual. Losses are ratios to one
-learner's held-out loss where nothing else is said, below 1 if lower; in parentheses are 95 % intervals over seeds, of
-words over seeds and utterances. Better: the whole interval is below 1 (words: 0). Worse: above 1.03. Equal within 3 %:
-inside. [How it is made](#how-it-is-made). Written by `murmur papers` from rows of runs; never by hand.
+Claims of five papers on training with many learners, beside our figures on real speech with small versions of their
+networks. The first lines are real processes; in most others the machines are virtual. A loss is the held-out one over
+that of one learner, where nothing else is said; in parentheses are 95 % intervals over seeds, those of word error rates
+(WER) over seeds and utterances. A verdict goes by the whole interval: *better* is below 1 (WER: 0), *worse* is above
+1.03, *equal within 3 %* is between; all else is *undecided* ([how it is made](#how-it-is-made)). Written by
+`murmur papers` from rows of runs; never by hand.
 """
 HOW = (Path(__file__).parent / "method.md").read_text(encoding="utf-8")
 

@@ -64,8 +64,8 @@ def pretrained(rows: Groups) -> Outcome:
 
 
 def _helps(rows: Groups, without: str, with_it: str, why: str) -> Outcome:
-    speeds = f"{fast(rows[with_it])} ({fast(rows[without])})"
-    return against(rows[without], rows[with_it], "16 learners with it (without)", speeds, why=why)
+    speeds = f"{fast(rows[with_it])} (without it {fast(rows[without])})"
+    return against(rows[without], rows[with_it], "16 learners with it over 16 without it", speeds, why=why)
 
 
 def shape(rows: Groups) -> Outcome:

@@ -14,7 +14,7 @@ from murmur_papers.studies.study import against
 from murmur_papers.studies.verdicts import holds
 
 RECORD = Path("results/sixteen_devices.jsonl")
-COMMAND = "python benchmarks/sixteen_devices.py --librispeech FOLDER"
+COMMAND = "python benchmarks/sixteen_devices.py"
 SLOW, COPES = 10.0, 1.2  # as in `stragglers`
 CUI, ZHANG = "Cui et al. 2021", "Zhang et al. 2019"
 RANDOMISED, FIXED = "ADPSGD(randomized_ring, moments='averaged')", "ADPSGD(ring, moments='averaged')"

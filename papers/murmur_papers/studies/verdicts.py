@@ -213,7 +213,7 @@ def shown(value: Interval) -> str:
         level = "" if value.coverage == USUAL else f", {100 * value.coverage:g} %"
         told += f" ({number.format(value.low)} to {number.format(value.high)}{level})"
     left = value.apart if isinstance(value, Compared) else {}
-    notes = (f"{reason} at seeds {', '.join(map(str, seeds))}" for reason, seeds in left.items())
+    notes = (f"{why} at seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" for why, seeds in left.items())
     return f"{told} [{'; '.join(notes)}]" if left else told
 
 
