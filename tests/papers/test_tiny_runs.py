@@ -107,6 +107,7 @@ def test_cells_train(name: str, material: StudyMaterial) -> None:
     assert (row["errors"] is not None) == (name == "nodes")
     assert row["cell"]["strategy"] == CELLS[name].strategy
     assert "unknown" not in place(row).values()
+    assert row["torch"] == torch.__version__
 
 
 def test_equal_cells_have_equal_figures(material: StudyMaterial, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def papers() -> list[str]:
 
 
 def anchor(paper: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", paper.lower().replace(".", ""))
+    return re.sub(r"[^a-z0-9]+", "-", paper.lower())
 
 
 def summary(results: Results, page: str = "", devices: Path = sixteen.RECORD) -> str:
