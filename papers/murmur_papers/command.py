@@ -22,7 +22,7 @@ from murmur.run.folder.lock import LOCK, locked
 from murmur.run.preparation import task_to_do
 from murmur_papers.studies.cell import StudyCell, StudyMaterial
 from murmur_papers.studies.networks import Name
-from murmur_papers.studies.page import HEAD, PAGE, STUDIES, write
+from murmur_papers.studies.page import HEAD, PAGE, STUDIES, claims, write
 from murmur_papers.studies.plan import missing, outcomes, whole
 from murmur_papers.studies.run import Finder, build_of, diverged, known_rows, loss, make, of_builds, on_newest_builds
 from murmur_papers.studies.study import Study
@@ -39,7 +39,7 @@ LibriSpeech = Annotated[
     Path | None, typer.Option(help="Folder of the part of LibriSpeech, for the other networks; likewise.")
 ]
 Finished = Annotated[Path, typer.Option("--rows", help="File of the rows; runs that it holds are not repeated.")]
-Out = Annotated[Path, typer.Option(help="Folder for papers.md and its pictures.")]
+Out = Annotated[Path, typer.Option(help="Folder for papers.md.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Number of runs at the same time, each in a process of its own.")]
 Device = Annotated[
     str,
@@ -108,7 +108,7 @@ def papers_command(
 
 
 def write_all(chosen: Sequence[Study], material: StudyMaterial, rows: Rows, out: Path, jobs: int) -> bool:
-    """Run the missing cells whose speech is there, and write the page; True if every claim is judged."""
+    """Run the missing cells whose speech is there, and write the page; True if every claim of these runs is judged."""
     torch.set_num_threads(1)
     console = Console()
     if material.corpora:
@@ -119,7 +119,8 @@ def write_all(chosen: Sequence[Study], material: StudyMaterial, rows: Rows, out:
         console.print(told, highlight=False)
     page = write(known, out)
     console.print(f"{page}", highlight=False, soft_wrap=True)
-    return None not in outcomes(chosen, Finder(known)).values()
+    results, ours = outcomes(chosen, Finder(known)), {name for _, claim, name in claims() if claim.judge is not None}
+    return not any(outcome is None and name in ours for name, outcome in results.items())
 
 
 def tell_plan(console: Console, chosen: Sequence[Study], known: dict[str, Row]) -> None:

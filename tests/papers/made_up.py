@@ -30,7 +30,9 @@ def row_of(cell: StudyCell, value: float = 1.0, **more: object) -> Row:
         "cpu_seconds": 60.0,
         "decoding_seconds": 10.0,
         "commit": "abc",
+        "device": "cpu",
         "hardware": "a machine",
+        "build": "states",
         "date": "2026-11-22",
     }
     return {**plain, **more}

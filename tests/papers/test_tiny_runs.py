@@ -41,6 +41,7 @@ from murmur_papers.studies.run import (
     trained,
 )
 from murmur_papers.studies.study import DELAY, SUPER, Claim, Go, Outcome, Study, System
+from murmur_papers.studies.verdicts import place
 from tests.support.plateaus import make_experiment
 
 NETWORKS = {"dnn": Dnn(hidden=16, layers=2, context=2), "blstm": Blstm(hidden=8, layers=1, bottleneck=6)}
@@ -105,6 +106,8 @@ def test_cells_train(name: str, material: StudyMaterial) -> None:
     assert row["turns"] >= 1
     assert (row["errors"] is not None) == (name == "nodes")
     assert row["cell"]["strategy"] == CELLS[name].strategy
+    assert "unknown" not in place(row).values()
+    assert row["torch"] == torch.__version__
 
 
 def test_equal_cells_have_equal_figures(material: StudyMaterial, tmp_path: Path) -> None:
@@ -140,7 +143,7 @@ def test_a_study_is_made_stage_by_stage_and_goes_on_where_it_stopped(
         found = {rate: loss(go(replace(first, rate=rate))) for rate in rates}
         return [go(replace(second, rate=min(rates, key=lambda rate: found[rate])))]
 
-    claim = Claim("told", "", "", ("many",), lambda groups: Outcome(f"{loss(groups['many'][0]):.3f}", "agrees"))
+    claim = Claim("told", "", "", ("many",), lambda groups: Outcome(f"{loss(groups['many'][0]):.3f}", "better"))
     study = Study("tiny", "them", "a paper", "runs", {"many": best}, (claim,), "cui2021")
     rows, told = Rows(tmp_path / "rows.jsonl"), StringIO()
     console = Console(file=told, width=200)
@@ -192,7 +195,7 @@ def test_rows_of_another_build_of_the_data_are_made_again_and_not_compared(
 ) -> None:
     """States depend on the machine that made them; a claim is judged on rows of the newest build."""
     first, second = small(CELLS["one learner"], seed=11), small(CELLS["delay"], seed=11)
-    claim = Claim("told", "", "", ("one", "many"), lambda _: Outcome("", "agrees"))
+    claim = Claim("told", "", "", ("one", "many"), lambda _: Outcome("", "better"))
     groups = {"one": lambda go: [go(first)], "many": lambda go: [go(second)]}
     study = Study("tiny", "them", "a paper", "runs", groups, (claim,), "cui2021")
     rows, console = Rows(tmp_path / "rows.jsonl"), Console(quiet=True)
@@ -206,4 +209,4 @@ def test_rows_of_another_build_of_the_data_are_made_again_and_not_compared(
     assert [row["build"] for row in rows.read().values()] == [here, here]
     whole = judged(study, claim, Finder(on_newest_builds(known_rows(rows))))
     assert whole is not None
-    assert whole.verdict == "agrees"
+    assert whole.verdict == "better"

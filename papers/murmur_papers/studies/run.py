@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from murmur.accelerator.device import name_of
@@ -141,6 +142,7 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
         "real_seconds": round(time.monotonic() - began[1], 1),
         "commit": COMMIT,
         "build": build_of(material.network_task(cell.network, cell.seed)),
+        "torch": torch.__version__,
         "device": device,
         "hardware": hardware() if device == "cpu" else f"{hardware()}, {name_of(device)}",
         "date": datetime.now(UTC).date().isoformat(),
