@@ -98,12 +98,16 @@ def _plain(draw: random.Random, name: str) -> str:
         "SlowMo": lambda: f"{k}",
         "DiLoCo": lambda: f"{k}",
         "GossipPGA": lambda: f"{k}, {mixing}",
+        "NoLoCo": lambda: f"{k}",
         "ADPSGD": lambda: mixing,
         "A2CiD2": lambda: "",
         "QuasiGlobal": lambda: mixing,
         "ASGD": lambda: f"servers={draw.randint(1, 2)}",
         "Downpour": lambda: f"{k}, {draw.randint(1, 3)}, {_places(draw)}",
         "EASGD": lambda: f"{k}, {_places(draw)}",
+        "DecoupledDiLoCo": lambda: (
+            f"{k}, {draw.randint(1, k)}, {draw.randint(1, 4)}, slack={draw.choice([0.0, 0.5])}, {_places(draw)}"
+        ),
     }
     return f"{name}({arguments[name]() if name in arguments else ''})"
 

@@ -62,6 +62,7 @@ BOUND_SECONDS, LAST_SECONDS = 240.0, 30.0  # of a launch; of an added learner af
 INNER = (
     *("KAVG(K=4)", "BMUF(K=4)", "SyncSGD()", "DelayByOne()", "ADPSGD()", "A2CiD2()", "ASGD()", "DiLoCo(4)"),
     *("Downpour(2,3)", "EASGD(2)", "QuasiGlobal()", "SlowMo(4)", "AdaptiveKAVG()"),
+    *("NoLoCo(3)", "DecoupledDiLoCo(4, 2, 2)"),
 )
 AROUND = ("{}", "SuperLearners({},2)", "SuperLearners({},3)", "OwnShares({})", "Compressed({},'bfloat16')")
 ADDING = ("KAVG(K=4)", "BMUF(K=4)", "ADPSGD()")

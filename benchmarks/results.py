@@ -3,7 +3,8 @@
 make results
 
 results/speech.jsonl has one line per measured error rate, results/bench/*.json one file per benchmark,
-results/papers.jsonl one line per run of the papers' experiments.
+results/papers.jsonl one line per run of the papers' experiments, results/sixteen_devices.jsonl those of their first
+lines.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from murmur.core.whole_files import write_whole
 from murmur_papers.studies import page as papers
 from murmur_papers.studies.plan import outcomes, whole
 from murmur_papers.studies.run import Finder, on_newest_builds
+from murmur_papers.studies.sixteen import RECORD
 
 KIND = "page"
 ROOT = Path(__file__).parents[1]
@@ -31,7 +33,7 @@ hardware, date, intervals and all figures. Ratios are medians over repeats with 
 def main() -> None:
     """Read the records, write the pages."""
     write_whole(ROOT / "RESULTS.md", page(ROOT / "results").encode())
-    papers.write(Rows(ROOT / "results" / "papers.jsonl").read(), ROOT / "docs")
+    papers.write(Rows(ROOT / "results" / "papers.jsonl").read(), ROOT / "docs", ROOT / "results" / RECORD.name)
 
 
 def page(results: Path) -> str:
@@ -61,7 +63,7 @@ def conclusions(kept: Path) -> list[str]:
     return [
         "## Claims of papers\n",
         f"{command}; rules and runs: docs/papers.md.\n",
-        papers.summary(found, "docs/papers.md"),
+        papers.summary(found, "docs/papers.md", kept.parent / RECORD.name),
         papers.where([rows[each.cell.digest] for each in plan if each.known]),
     ]
 

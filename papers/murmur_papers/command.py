@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +21,8 @@ from murmur.execution.processes import bar_of
 from murmur.run.folder.lock import LOCK, locked
 from murmur.run.preparation import task_to_do
 from murmur_papers.studies.cell import StudyCell, StudyMaterial
-from murmur_papers.studies.networks import Name
-from murmur_papers.studies.page import HEAD, PAGE, STUDIES, write
+from murmur_papers.studies.networks import SETUPS, Name
+from murmur_papers.studies.page import HEAD, PAGE, STUDIES, claims, write
 from murmur_papers.studies.plan import foreseen, missing, outcomes, whole
 from murmur_papers.studies.run import (
     Finder,
@@ -30,13 +30,13 @@ from murmur_papers.studies.run import (
     diverged,
     known_rows,
     loss,
+    machine,
     make,
     of_builds,
-    of_other_processors,
     on_newest_builds,
-    processor,
 )
 from murmur_papers.studies.study import Study
+from murmur_papers.studies.verdicts import elsewhere
 
 app = typer.Typer(add_completion=False)
 Names = Annotated[
@@ -50,7 +50,7 @@ LibriSpeech = Annotated[
     Path | None, typer.Option(help="Folder of the part of LibriSpeech, for the other networks; likewise.")
 ]
 Finished = Annotated[Path, typer.Option("--rows", help="File of the rows; runs that it holds are not repeated.")]
-Out = Annotated[Path, typer.Option(help="Folder for papers.md and its pictures.")]
+Out = Annotated[Path, typer.Option(help="Folder for papers.md and its picture.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Number of runs at the same time, each in a process of its own.")]
 Device = Annotated[
     str,
@@ -81,9 +81,9 @@ murmur papers --estimate                                      (the runs that are
 
 base: one learner of every network. frequency: how often to average models (Rosciszewski and Kaliski). schedules:
 natural gradient, pre-training (Su and Chen). asgd: asynchronous SGD against K-step averaging (Cong et al.). rings,
-stragglers: fixed and randomised rings, delay-by-one, large minibatches, slow learners (Cui et al.). turns: 16 learners
-against one from 1,500 to 24,000 turns. largest: the largest minibatch of four strategies, and the time to a loss.
-hierarchy: 8 x 8 learners (Zhang et al.).
+stragglers: fixed and randomised rings, delay-by-one, slow learners (Cui et al.). turns: 16 learners against one from
+1,500 to 24,000 turns. largest: the largest minibatch of four strategies, and the time to a loss. hierarchy: 8 x 8
+learners (Zhang et al.).
 
 Every run is a row. After an interruption the same command continues. turns and largest take about 120 hours of a
 processor core, all others about 60; the runs on which the claims without loss rest come first.
@@ -124,7 +124,7 @@ def papers_command(
 
 
 def write_all(chosen: Sequence[Study], material: StudyMaterial, rows: Rows, out: Path, jobs: int) -> bool:
-    """Run the missing cells whose speech is there, and write the page; True if every claim is judged."""
+    """Run the missing cells whose speech is there, and write the page; True if every claim of these runs is judged."""
     torch.set_num_threads(1)
     console = Console()
     if material.corpora:
@@ -135,7 +135,8 @@ def write_all(chosen: Sequence[Study], material: StudyMaterial, rows: Rows, out:
         console.print(told, highlight=False)
     page = write(known, out)
     console.print(f"{page}", highlight=False, soft_wrap=True)
-    return None not in outcomes(chosen, Finder(known)).values()
+    results, ours = outcomes(chosen, Finder(known)), {name for _, claim, name in claims() if claim.judge is not None}
+    return not any(outcome is None and name in ours for name, outcome in results.items())
 
 
 def tell_plan(console: Console, chosen: Sequence[Study], known: dict[str, Row]) -> None:
@@ -175,7 +176,7 @@ def run_missing(console: Console, chosen: Sequence[Study], material: StudyMateri
     first = missing(chosen, on_newest_builds(known_rows(rows)), material.networks)
     if not first:
         return
-    refuse_other_processors(rows, {cell.network for cell in first}, processor(material.device))
+    refuse_other_machines(rows, {cell.network for cell in first}, machine(material.device))
     builds = prepared(console, {cell.network for cell in missing(chosen, {}, material.networks)}, material)
 
     def left() -> list[StudyCell]:
@@ -199,12 +200,16 @@ def run_missing(console: Console, chosen: Sequence[Study], material: StudyMateri
             progress.update(task, completed=done, total=done + len(left()))
 
 
-def refuse_other_processors(rows: Rows, networks: Collection[Name], here: str) -> None:
-    others = of_other_processors(known_rows(rows), networks, here)
+def refuse_other_machines(rows: Rows, networks: Collection[Name], here: Mapping[str, str]) -> None:
+    """Check that rows of the networks of one machine are of `here`; raise SettingError if they are not."""
+    own = [row for row in known_rows(rows).values() if row["cell"]["network"] in networks]
+    others = [row for row in own if SETUPS[row["cell"]["network"]].one_machine and elsewhere(row, {**row, **here})]
     if others:
+        told = "; ".join(sorted({f"{row['hardware']} ({row['processor']}), torch {row['torch']}" for row in others}))
         raise SettingError(
-            f"{rows.path} holds rows that were made on {'; '.join(sorted(others))}. This is {here}, and rows of"
-            " different kinds of processors are not compared: go on there, or begin another file of rows with --rows"
+            f"{rows.path} holds rows that were made on {told}. This is {here['hardware']} ({here['processor']}), torch"
+            f" {here['torch']}, and rows of different machines are not compared: go on there, or begin another file of"
+            " rows with --rows"
         )
 
 

@@ -117,6 +117,7 @@ def test_the_rate_of_a_large_batch() -> None:
         (lambda: WarmUpAnneal(2.0, -3.0), "WarmUpAnneal needs warm_epochs finite and not negative"),
         (lambda: WarmUpAnneal(2.0, decay=math.inf), "WarmUpAnneal needs decay finite and positive"),
         (lambda: LargeBatch(512, warm_epochs=-1.0), "LargeBatch needs warm_epochs finite and not negative"),
+        (lambda: LargeBatch(1.0, 1e-310), "LargeBatch needs a finite batch / reference"),
         (lambda: NewBob(ratio=3.0), "NewBob needs ratio <= 1"),
         (lambda: NewBob(ratio=-0.5), "NewBob needs ratio finite and positive"),
         (lambda: NewBob(math.nan), "NewBob needs ratio <= 1 and a finite improvement"),

@@ -27,9 +27,11 @@ from murmur.strategies import (
     BMUF,
     KAVG,
     Compressed,
+    DecoupledDiLoCo,
     DelayByOne,
     DiLoCo,
     GossipPGA,
+    NoLoCo,
     ParameterAveraging,
     SlowMo,
     StreamingDiLoCo,
@@ -53,6 +55,8 @@ SMALL = {
     "DiLoCo": DiLoCo(3),
     "StreamingDiLoCo": StreamingDiLoCo(4, 2, 1),
     "GossipPGA": GossipPGA(3),
+    "NoLoCo": NoLoCo(3),
+    "DecoupledDiLoCo": DecoupledDiLoCo(3, 3),
     "ParameterAveraging": ParameterAveraging(24),
 }
 STRATEGIES: list[Strategy] = [SMALL.get(name) or make() for name, make in ALL.items()]

@@ -37,6 +37,7 @@ from murmur.strategies import (
     DelayByOne,
     DiLoCo,
     GossipPGA,
+    NoLoCo,
     ParameterAveraging,
     SlowMo,
     StreamingDiLoCo,
@@ -57,6 +58,7 @@ SMALL = {
     "DiLoCo": DiLoCo(3),
     "StreamingDiLoCo": StreamingDiLoCo(4, 2, 2),
     "GossipPGA": GossipPGA(3),
+    "NoLoCo": NoLoCo(3),
     "ParameterAveraging": ParameterAveraging(24, optimizer="keep"),
 }
 IN_STEP = [SMALL.get(name) or make() for name, make in ALL.items() if Facts.of(make()).lock_step]
@@ -70,6 +72,7 @@ NESTED: list[Strategy] = [
     SuperLearners(SyncSGD()),
     SuperLearners(KAVG(3)),
     SuperLearners(StreamingDiLoCo(5, 2, 1)),
+    SuperLearners(NoLoCo(3)),
     SuperLearners(Compressed(BMUF(3), "int8")),
 ]
 AVERAGED_MOMENTS: list[Strategy] = [

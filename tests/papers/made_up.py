@@ -34,8 +34,10 @@ def row_of(cell: StudyCell, value: float = 1.0, **more: object) -> Row:
         "cpu_seconds": 60.0,
         "decoding_seconds": 10.0,
         "commit": "abc",
+        "device": "cpu",
         "hardware": "a machine",
         "processor": "a processor",
+        "build": "states",
         "date": "2026-11-22",
     }
     return {**plain, **more}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import statistics
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from murmur.comparison.rows import Row
 from murmur.report.error_rate import Interval
-from murmur_papers.studies import frequency, hierarchy, rings
+from murmur_papers.studies import asgd, frequency, hierarchy
 from murmur_papers.studies.cell import StudyCell
 from murmur_papers.studies.machines import MACHINES
 from murmur_papers.studies.page import STUDIES
@@ -24,15 +24,18 @@ from murmur_papers.studies.plan import judged
 from murmur_papers.studies.run import MissingRun, diverged, loss
 from murmur_papers.studies.study import FURTHER_SEEDS, ONE_SEED, SEEDS, Outcome, found
 from murmur_papers.studies.verdicts import (
-    below,
+    LAB_TORCH,
+    Compared,
+    apart,
     equal_chance,
     not_alike,
+    place,
     ratio,
-    seconds,
     shown,
     speed_up,
-    told_apart,
+    verdict_of,
     wer,
+    wer_difference,
 )
 
 from .made_up import PRIOR, alike, changed, invented, row_of
@@ -41,8 +44,13 @@ SPREAD = (0.95, 1.05, 1.0)  # of the ratio over seeds, so wide that an interval 
 
 
 def verdict(study: str, number: int, go: Callable[[StudyCell], Row]) -> str:
+    return outcome_of(study, number, go).verdict
+
+
+def outcome_of(study: str, number: int, go: Callable[[StudyCell], Row], beside: bool = False) -> Outcome:
     claim = STUDIES[study].claims[number - 1]
-    return claim.judge(found(STUDIES[study], go, claim.needs)).verdict
+    assert claim.judge is not None
+    return claim.judge(found(STUDIES[study], go, (*claim.needs, *(claim.beside if beside else ()))))
 
 
 def if_(condition: Callable[[StudyCell], bool], factor: float) -> Callable[[StudyCell], float]:
@@ -61,25 +69,24 @@ DELAY: Callable[[StudyCell], bool] = lambda cell: cell.strategy.startswith("Dela
 SHAPED: Callable[[StudyCell], bool] = lambda cell: cell.schedule != "kaldi"  # noqa: E731
 
 
-@pytest.mark.parametrize(("study", "number", "agreeing", "differing", "open_"), [
-    ("schedules", 1, if_(SGD, 1.2), if_(SGD, 0.8), wide(SGD)),
-    ("schedules", 2, if_(STACK, 0.8), if_(STACK, 1.2), wide(STACK)),
-    ("schedules", 4, if_(MANY, 1.02), if_(MANY, 1.1), wide(MANY)),
-    ("asgd", 1, if_(MANY, 1.02), if_(MANY, 1.1), wide(MANY)),
-    ("asgd", 2, if_(SERVER, 1.2), if_(SERVER, 0.8), wide(SERVER)),
-    ("asgd", 3, if_(MANY, 0.9), if_(MANY, 1.05), wide(MANY)),
-    ("rings", 1, if_(DELAY, 0.8), if_(DELAY, 1.2), wide(DELAY)),
-    ("hierarchy", 1, if_(MANY, 1.02), if_(MANY, 1.1), wide(MANY)),
+@pytest.mark.parametrize(("study", "number", "good", "expected", "bad", "open_"), [
+    ("schedules", 1, if_(SGD, 1.2), "better", if_(SGD, 0.8), wide(SGD)),
+    ("schedules", 2, if_(STACK, 0.8), "better", if_(STACK, 1.2), wide(STACK)),
+    ("asgd", 2, if_(MANY, 1.02), "equal within 3 %", if_(MANY, 1.1), wide(MANY)),
+    ("asgd", 3, if_(MANY, 0.9), "better", if_(MANY, 1.05), wide(MANY)),
+    ("rings", 2, if_(DELAY, 0.8), "better", if_(DELAY, 1.2), wide(DELAY)),
+    ("hierarchy", 1, if_(MANY, 1.02), "equal within 3 %", if_(MANY, 1.1), wide(MANY)),
 ])  # fmt: skip
 def test_ratios_of_losses_reach_every_verdict(
     study: str,
     number: int,
-    agreeing: Callable[[StudyCell], float],
-    differing: Callable[[StudyCell], float],
+    good: Callable[[StudyCell], float],
+    expected: str,
+    bad: Callable[[StudyCell], float],
     open_: Callable[[StudyCell], float],
 ) -> None:
-    assert verdict(study, number, changed(agreeing)) == "agrees"
-    assert verdict(study, number, changed(differing)) == "differs"
+    assert verdict(study, number, changed(good)) == expected
+    assert verdict(study, number, changed(bad)) == "worse"
     assert verdict(study, number, changed(open_)) == "undecided"
 
 
@@ -94,62 +101,76 @@ def by_time(**times: float) -> Callable[[StudyCell], Row]:
     return go
 
 
-@pytest.mark.parametrize(("study", "number", "agreeing", "differing"), [
-    ("schedules", 5, by_time(n16=0.1, n32=0.05), by_time(n16=0.1, n32=0.07)),
-    ("asgd", 4, by_time(ASGD=0.4, KAVG=0.3), by_time(ASGD=0.3, KAVG=0.4)),
-    ("asgd", 5, by_time(AdaptiveKAVG=0.1), by_time(AdaptiveKAVG=0.2)),
-    ("hierarchy", 2, by_time(SuperLearners=0.025), by_time(SuperLearners=0.016)),
-    ("hierarchy", 2, by_time(SuperLearners=0.02), by_time(SuperLearners=0.05)),
-    ("hierarchy", 3, by_time(SuperLearners=0.014, ADPSGD=0.03, SyncSGD=0.04), by_time(SuperLearners=0.03, ADPSGD=0.02)),
+@pytest.mark.parametrize(("study", "number", "share", "told"), [
+    ("asgd", 3, {"AdaptiveKAVG": 0.1}, "speed reached, 1.64 times theirs"),
+    ("asgd", 3, {"AdaptiveKAVG": 0.2}, "speed not reached, 0.82 times theirs"),
+    ("hierarchy", 1, {"SuperLearners": 0.025}, "speed reached, 1.08 times theirs"),
+    ("hierarchy", 1, {"SuperLearners": 0.05}, "speed not reached, 0.54 times theirs"),
 ])  # fmt: skip
-def test_clocks_agree_or_differ(
-    study: str, number: int, agreeing: Callable[[StudyCell], Row], differing: Callable[[StudyCell], Row]
-) -> None:
-    assert verdict(study, number, agreeing) == "agrees"
-    assert verdict(study, number, differing) == "differs"
+def test_speeds_stand_beside_the_published_ones(study: str, number: int, share: dict[str, float], told: str) -> None:
+    outcome = outcome_of(study, number, by_time(**share))
+    assert outcome.told.endswith(told)
+    assert f"{1 / next(iter(share.values())):.1f} times as fast, loss 1.000" in outcome.ours
 
 
 def test_the_hierarchy_must_be_faster_than_each_reading_of_the_flat_ring() -> None:
     """It has 55x here, the ring of the runs 33x, and a ring that sends one model a step at most 64x."""
-    go = by_time(SuperLearners=0.018, ADPSGD=0.03, SyncSGD=0.04)
-    assert verdict("hierarchy", 3, go) == "undecided"
-    assert verdict("hierarchy", 3, by_time(SuperLearners=0.018, ADPSGD=0.03, SyncSGD=0.012)) == "differs"
+    for shares, expected in (
+        ({"SuperLearners": 0.014, "ADPSGD": 0.03, "SyncSGD": 0.04}, "reached"),
+        ({"SuperLearners": 0.03, "ADPSGD": 0.02}, "not reached"),
+        ({"SuperLearners": 0.018, "ADPSGD": 0.03, "SyncSGD": 0.04}, "undecided"),
+        ({"SuperLearners": 0.018, "ADPSGD": 0.03, "SyncSGD": 0.012}, "not reached"),
+    ):
+        assert verdict("hierarchy", 2, by_time(**shares)) == expected
 
 
-def test_a_better_rate_between_the_trials_of_the_hierarchy_is_told() -> None:
-    study = STUDIES["hierarchy"]
-    claim = study.claims[0]
-    for short, whole, told in ((0.9, 0.9, True), (0.9, 1.1, False), (1.1, 1.1, False)):
+@pytest.mark.parametrize(("number", "n", "share", "told"), [
+    (4, 16, 0.08, "speed reached, 1.34"), (5, 32, 0.05, "speed reached, 1.18"),
+    (5, 32, 0.07, "speed not reached, 0.84"),
+])  # fmt: skip
+def test_speed_and_accuracy_of_averaging_are_of_one_operating_point(
+    number: int, n: int, share: float, told: str
+) -> None:
+    """Until runs with K = 16 have all frames, losses are known at K = 2 and speeds of short runs at K = 16."""
 
-        def factor(cell: StudyCell, short: float = short, whole: float = whole) -> float:
-            if cell.rate != hierarchy.BETWEEN_RATE:
-                return 1.0
-            return whole if cell.budget == hierarchy.GROUPS[hierarchy.NODES].cell.budget else short
+    def go(cell: StudyCell) -> Row:
+        row = by_time(**{"KAVG(16": share, "KAVG(2": 0.3})(cell)
+        return {**row, "heldout": {"loss": 1.5 if "KAVG(16" in cell.strategy else 1.0}}
 
-        outcome = claim.judge(found(study, changed(factor), (*claim.needs, *claim.beside)))
-        assert "a rate between the trials, 0.000841" in outcome.why
-        assert ("to be judged again" in outcome.why) == told
+    before, after = outcome_of("schedules", number, go), outcome_of("schedules", number, go, beside=True)
+    assert before.told == "undecided: different operating points"
+    (short_speed,) = re.findall(r": ([\d.]+) times as fast at K = 16 \(a short run\)", before.ours)
+    assert float(short_speed) == pytest.approx(1 / share, rel=0.01)
+    assert "loss 1.000 (1.000 to 1.000) at K = 2 (3.3 times as fast there)" in before.ours
+    assert after.told.startswith("loss worse; words ")
+    assert told in after.told
+    assert f"{n} learners: {1 / share:.1f} times as fast at K = 16, loss 1.500" in after.ours
+    rows = found(STUDIES["schedules"], go, (f"{n}, averages every 16 turns", f"{n}, K = 16"))
+    (short,), whole = rows.values()
+    assert short["cell"]["strategy"] == whole[0]["cell"]["strategy"]
+    assert short["cell"]["budget"] < whole[0]["cell"]["budget"] / 10
+    assert {row["cell"]["seed"] for row in whole if row["cell"]["decoded"]} == set(SEEDS)
 
 
-def test_short_runs_tell_what_slows_many_learners_down() -> None:
-    """They take a part of the frames, at the rate of the judged run, and nothing else of theirs differs."""
-    study = STUDIES["schedules"]
-    clock, go = study.claims[4], by_time(**{"KAVG(16": 0.05, "KAVG(2)": 0.08, "KAVG(2,": 0.125})
-    rows = found(study, go, (*clock.needs, *clock.because))
-    assert clock.cause is not None
-    assert clock.cause(rows).endswith(
-        "local momenta 16: 12.5x, 32: 12.5x; averages every 16 turns 16: 20.1x, 32: 20.1x"
+def test_asgd_is_judged_at_the_minibatch_of_its_speed() -> None:
+    def go(cell: StudyCell) -> Row:
+        row = by_time(ASGD=0.4, KAVG=0.3)(cell)
+        return {**row, "heldout": {"loss": 1.3 if SERVER(cell) and cell.minibatch == asgd.THEIRS else 1.0}}
+
+    before, after = outcome_of("asgd", 1, go), outcome_of("asgd", 1, go, beside=True)
+    assert before.told == "undecided: different operating points"
+    assert (
+        "2.5 times as fast (K-step averaging 3.3) with their minibatch; loss over K-step averaging's 1.000"
+        in before.ours
     )
-    for n in (16, 32):
-        long = rows[f"{n} learners"][0]["cell"]
-        for name in ("local momenta", "averages every 16 turns"):
-            short = rows[f"{n}, {name}"][0]["cell"]
-            assert {k: v for k, v in short.items() if v != long[k]}.keys() <= {"strategy", "budget", "decoded"}
-            assert short["budget"] < long["budget"] / 10
+    assert after.told.startswith("loss worse; words ")
+    assert after.told.endswith("speed below that of K-step averaging: reached")
+    rows = found(STUDIES["asgd"], go, STUDIES["asgd"].claims[0].beside)
+    assert {row["cell"]["minibatch"] for each in rows.values() for row in each} == {asgd.THEIRS}
 
 
 def test_the_schedule_matters_if_the_best_beats_the_worst() -> None:
-    assert verdict("schedules", 3, changed(if_(SHAPED, 1.2))) == "agrees"
+    assert verdict("schedules", 3, changed(if_(SHAPED, 1.2))) == "better"
     assert verdict("schedules", 3, changed(wide(SHAPED))) == "undecided"
     assert verdict("schedules", 3, lambda cell: row_of(cell, ended="nan")) == "undecided"
     once: Callable[[StudyCell], Row] = lambda cell: row_of(  # noqa: E731
@@ -157,7 +178,7 @@ def test_the_schedule_matters_if_the_best_beats_the_worst() -> None:
     )
     assert verdict("schedules", 3, once) == "undecided"
     constant: Callable[[StudyCell], Row] = lambda cell: row_of(cell, ended="nan" if cell.schedule == "ibm" else None)  # noqa: E731
-    assert verdict("schedules", 3, constant) == "agrees"
+    assert verdict("schedules", 3, constant) == "better"
 
 
 def at_frequency(values: Mapping[int, tuple[float, float, float]]) -> Callable[[StudyCell], Row]:
@@ -177,12 +198,12 @@ RANGE = dict(zip(frequency.FREQUENCIES, ((1.0, 1.1, 1.2), NEAR, FAR, (2.0, 2.2, 
 def test_the_best_range_of_frequencies_takes_the_best_and_what_cannot_be_told_from_it() -> None:
     rows = found(STUDIES["frequency"], at_frequency(RANGE), tuple(frequency.NAMES))
     assert frequency.best_range(rows) == ["25,000 frames", "100,000 frames"]
-    assert verdict("frequency", 1, at_frequency(RANGE)) == "agrees"
+    assert verdict("frequency", 1, at_frequency(RANGE)) == "better"
     assert verdict("frequency", 1, alike) == "undecided"
     assert verdict("frequency", 1, lambda cell: row_of(cell, ended="nan")) == "undecided"
 
 
-@pytest.mark.parametrize(("fewest", "expected"), [(0, "agrees"), (3, "differs")])
+@pytest.mark.parametrize(("fewest", "expected"), [(0, "reached"), (3, "not reached")])
 def test_word_errors_must_be_fewest_in_the_best_range(fewest: int, expected: str) -> None:
     place = f"ParameterAveraging({frequency.FREQUENCIES[fewest] / frequency.LEARNERS}, "
 
@@ -225,7 +246,7 @@ def test_further_seeds_of_frequencies_are_decoded_and_narrow_the_best_range() ->
         first, again = (judged(STUDIES["frequency"], claim, go, further=each) for each in (False, True))
         assert first is not None
         assert again is not None
-        assert (first.verdict, again.verdict) == ("undecided", "agrees")
+        assert (first.verdict, again.verdict) == ("undecided", ("better", "reached")[number - 1])
     assert all(decoded[seed] == {True} for seed in FURTHER_SEEDS)
 
 
@@ -259,16 +280,17 @@ def test_word_errors_are_compared_with_the_best_of_the_range() -> None:
     ]
     assert verdict("frequency", 2, go) == "undecided"
     wrong[400_000], wrong[1_600_000] = 0, 2
-    assert verdict("frequency", 2, go) == "agrees"
+    assert verdict("frequency", 2, go) == "reached"
     wrong[400_000], wrong[1_600_000] = 5, 1
-    assert verdict("frequency", 2, go) == "differs"
+    assert verdict("frequency", 2, go) == "not reached"
 
 
-@pytest.mark.parametrize(("seconds_of_a_job", "expected"), [
-    ((4.0, 20.0), "agrees"), ((4.0, 14.0), "differs"), ((4.0, 60.0), "differs"), ((1.0, 9.0), "differs")
+@pytest.mark.parametrize(("seconds_of_a_job", "falls", "factor"), [
+    ((4.0, 25.0), "reached", "reached, 1.13"), ((4.0, 14.0), "reached", "not reached, 0.63"),
+    ((1.0, 9.0), "not reached", "not reached, 0.41"),
 ])  # fmt: skip
-def test_time_saved_must_fall_with_rarer_averages_and_be_near_theirs(
-    seconds_of_a_job: tuple[float, float], expected: str, tmp_path: Path
+def test_time_saved_must_fall_with_rarer_averages_and_be_as_much_as_theirs(
+    seconds_of_a_job: tuple[float, float], falls: str, factor: str, tmp_path: Path
 ) -> None:
     def sides(*times: float) -> dict[str, dict[str, float]]:
         frames = ("25000", "600000")
@@ -278,15 +300,15 @@ def test_time_saved_must_fall_with_rarer_averages_and_be_near_theirs(
     figures = {"ours": sides(1.0, 10.0), "job per iteration, processes": sides(*seconds_of_a_job)}
     by_speed = {"60000": {"with start-up": 0.2}, "240000": {"with start-up": 0.5}}
     record.write_text(json.dumps({"figures": figures | {"at 600k": {"reductions_by_speed": by_speed}}}))
-    outcome = frequency.saved({}, record)
-    assert outcome.verdict == expected
+    assert frequency.greater({}, record).verdict == falls
+    assert frequency.saved({}, record).told == f"{factor} times theirs"
     told = frequency.parts({}, record)
     assert f"ours 10.0 s, job per iteration, processes {seconds_of_a_job[1]:.1f} s, of which gradients 5.0 s" in told
     assert "20 % at 60,000, 50 % at 240,000" in told
 
 
 @pytest.mark.parametrize(
-    ("ring", "sync", "expected"), [(1.15, 8.0, "agrees"), (1.25, 8.0, "differs"), (1.15, 3.0, "differs")]
+    ("ring", "sync", "expected"), [(1.15, 8.0, "reached"), (1.25, 8.0, "not reached"), (1.15, 3.0, "not reached")]
 )
 def test_stragglers_are_judged_by_the_clock(ring: float, sync: float, expected: str) -> None:
     def go(cell: StudyCell) -> Row:
@@ -297,10 +319,10 @@ def test_stragglers_are_judged_by_the_clock(ring: float, sync: float, expected: 
 
 
 @pytest.mark.parametrize(("distances", "expected"), [
-    ((0.4, 0.4, 0.4), "agrees"), ((0.6, 0.6, 0.6), "differs"), ((0.4, 0.6, 0.4), "undecided"),
+    ((0.4, 0.4, 0.4), "better"), ((0.6, 0.6, 0.6), "worse"), ((0.4, 0.6, 0.4), "undecided"),
     ((0.6, None, 0.6), "undecided"),
 ])  # fmt: skip
-def test_the_randomised_ring_must_be_closer_with_every_seed(distances: tuple[float | None, ...], expected: str) -> None:
+def test_the_randomised_ring_must_be_closer(distances: tuple[float | None, ...], expected: str) -> None:
     def go(cell: StudyCell) -> Row:
         randomised = "randomized" in cell.strategy
         return row_of(cell, consensus_distance=distances[cell.seed] if randomised else 0.5)
@@ -308,47 +330,10 @@ def test_the_randomised_ring_must_be_closer_with_every_seed(distances: tuple[flo
     assert verdict("stragglers", 2, go) == expected
 
 
-def limited(**steps: int) -> Callable[[StudyCell], Row]:
-    """Losses that are good up to a size, by what the strategy begins with; not usable above it."""
-
-    def go(cell: StudyCell) -> Row:
-        most = [step for name, step in steps.items() if cell.strategy.startswith(name)]
-        size = rings.SGD.cell.minibatch * 2 ** ((most[0] if most else 9) / 2)
-        return row_of(cell, 1.0 if cell.learners == 1 or cell.minibatch <= size + 0.5 else 1.2)
-
-    return go
-
-
-@given(st.integers(-1, max(rings.STEPS)), st.sampled_from(rings.BISECTED))
-def test_bisection_finds_the_largest_minibatch_that_is_usable(limit: int, name: str) -> None:
-    """A search over all sizes, if runs are usable up to one size; all seeds are tried there and at the next one."""
-    strategy = rings.STRATEGIES[name]
-    rows = rings.Largest(strategy)(limited(**{strategy[:6]: limit}))
-    sizes = [round(rings.SGD.cell.minibatch * 2 ** (step / 2)) for step in rings.STEPS if step <= limit]
-    assert rings.largest(rows, dict.fromkeys(SEEDS, 1.0)) == max(sizes, default=0)
-    assert len({row["cell"]["minibatch"] for row in rows}) <= 3
-    edges = bool(sizes) + (0 < len(sizes) < len(rings.STEPS))
-    assert sum(row["cell"]["seed"] > 0 for row in rows) == 2 * edges
-
-
-def test_each_size_has_the_best_of_its_own_rates() -> None:
-    """The best rate falls by a factor of two every second size."""
-
-    def step(cell: StudyCell) -> int:
-        return round(2 * math.log2(cell.minibatch / rings.SGD.cell.minibatch))
-
-    def go(cell: StudyCell) -> Row:
-        return row_of(cell, 1.0 + abs(math.log2(cell.rate) + step(cell) // 2) / 10)  # one learner's best rate is 1
-
-    rows = rings.Largest("SyncSGD()")(go)
-    for row in rows:
-        assert round(math.log2(row["cell"]["rate"])) == -(step(StudyCell(**row["cell"])) // 2)
-    assert rings.largest(rows, dict.fromkeys(SEEDS, 1.0)) == 1312
-
-
 @pytest.mark.parametrize(("ratios", "expected"), [
-    ((0.96, 0.99, 0.97, 0.965, 0.975, 0.97), "agrees"),
-    ((1.04, 1.01, 1.03, 1.035, 1.025, 1.03), "differs"),
+    ((0.96, 0.99, 0.97, 0.965, 0.975, 0.97), "better"),
+    ((1.0, 1.03, 0.985, 1.0, 1.0, 1.0), "equal within 3 %"),
+    ((1.10, 1.03, 1.08, 1.08, 1.08, 1.08), "worse"),
     ((0.95, 1.05, 1.0, 1.05, 0.95, 1.0), "undecided"),
 ])  # fmt: skip
 def test_an_undecided_claim_is_judged_again_with_further_seeds(ratios: tuple[float, ...], expected: str) -> None:
@@ -358,7 +343,7 @@ def test_an_undecided_claim_is_judged_again_with_further_seeds(ratios: tuple[flo
         asked.add(cell.seed)
         return row_of(cell, ratios[cell.seed] if DELAY(cell) else 1.0)
 
-    claim = STUDIES["rings"].claims[0]
+    claim = STUDIES["rings"].claims[1]
     first = judged(STUDIES["rings"], claim, go, further=False)
     assert first is not None
     assert first.verdict == "undecided"
@@ -380,7 +365,7 @@ def test_the_loss_of_a_hierarchy_is_judged_again_with_further_seeds() -> None:
     first, again = (judged(STUDIES["hierarchy"], claim, go, further=each) for each in (False, True))
     assert first is not None
     assert again is not None
-    assert (first.verdict, again.verdict) == ("undecided", "differs")
+    assert (first.verdict, again.verdict) == ("undecided", "worse")
     assert "97.5 %" in again.ours
 
 
@@ -396,39 +381,27 @@ def test_the_cause_of_a_speed_up_divides_it_by_the_longer_time_of_a_sequence(tmp
 
 
 def test_systems_beyond_stand_beside_the_loss_of_the_hierarchy() -> None:
-    study = STUDIES["hierarchy"]
-    claim = study.claims[0]
-
     def go(cell: StudyCell) -> Row:
         return row_of(cell, 1.25 if cell.strategy == hierarchy.AVERAGED else 1.0)
 
-    outcome = claim.judge(found(study, go, (*claim.needs, *claim.beside)))
+    outcome = outcome_of("hierarchy", 1, go, beside=True)
     for name, value in zip(hierarchy.BEYOND, ("1.250", "1.000"), strict=True):
         assert f"; {name} {value} ({value} to {value})" in outcome.why
-    assert "beyond" not in claim.judge(found(study, go, claim.needs)).why
+    assert "beyond" not in outcome_of("hierarchy", 1, go).why
 
 
 def test_with_twice_the_turns_a_learner_that_overfits_is_told() -> None:
-    """The ratio at equal frames would flatter the hierarchy; beside it is the one over the better loss."""
+    def curve(half: float) -> Callable[[StudyCell], Row]:
+        def go(cell: StudyCell) -> Row:
+            row = row_of(cell, 1.02 if cell.learners > 1 else 1.5)
+            return {**row, "curve": [[cell.budget / 2, half, 0.0], [cell.budget, loss(row), 0.0]]}
 
-    def go(cell: StudyCell) -> Row:
-        twice, many = cell.budget > 20_000_000, cell.learners > 1
-        row = row_of(cell, {(False, True): 1.1, (True, True): 1.02, (True, False): 1.5}.get((twice, many), 1.0))
-        return {**row, "curve": [[cell.budget / 2, 1.2 * loss(row), 0.0], [cell.budget, loss(row), 0.0]]}
+        return go
 
-    def grown(cell: StudyCell) -> Row:
-        row = go(cell)
-        return {**row, "curve": [[cell.budget / 2, 0.9 * loss(row), 0.0], [cell.budget, loss(row), 0.0]]}
-
-    groups = (hierarchy.ALONE, hierarchy.NODES, hierarchy.ALONE_TWICE, hierarchy.NODES_TWICE)
-    told = hierarchy.longer(found(STUDIES["hierarchy"], go, groups))
-    assert "turns 0.680 (one seed); but one learner overfits" in told
-    assert told.endswith("the hierarchy with twice the turns has 1.020 (1.020 to 1.020): no loss")
-    assert "growing" not in told
-    assert "growing from" in hierarchy.longer(found(STUDIES["hierarchy"], grown, groups))
-    worse = hierarchy.longer(found(STUDIES["hierarchy"], lambda cell: row_of(cell, loss(go(cell)) ** 2), groups))
-    assert worse.endswith("has 1.040 (1.040 to 1.040): a loss")
-    assert "overfits" not in hierarchy.longer(found(STUDIES["hierarchy"], alike, groups))
+    groups = (hierarchy.NODES, hierarchy.ALONE_TWICE, hierarchy.NODES_TWICE)
+    told = [hierarchy.longer(found(STUDIES["hierarchy"], curve(half), groups)) for half in (1.6, 1.4)]
+    assert "turns 0.680 (one seed); with their network" in told[0]
+    assert "turns 0.680 (one seed), where one learner's loss grows from 1.4000 half way to 1.5000; with" in told[1]
 
 
 def test_figures_beside_a_verdict_may_be_missing() -> None:
@@ -438,13 +411,13 @@ def test_figures_beside_a_verdict_may_be_missing() -> None:
                 raise MissingRun(cell.told)
             return row_of(cell)
 
-        result = judged(STUDIES["asgd"], STUDIES["asgd"].claims[0], go)
+        result = judged(STUDIES["asgd"], STUDIES["asgd"].claims[1], go)
         assert result is not None
         return result
 
-    assert "sigmoid network, 2 seeds, 1.000" in outcome(True).why
-    assert "sigmoid network, not run yet" in outcome(False).why
-    assert outcome(False).verdict == "agrees"
+    assert "sigmoid network 1.000 (" in outcome(True).why
+    assert "sigmoid network not run yet" in outcome(False).why
+    assert outcome(False).verdict == "equal within 3 %"
 
 
 def test_a_second_look_has_a_wider_interval() -> None:
@@ -459,69 +432,111 @@ def test_a_second_look_has_a_wider_interval() -> None:
         assert (value.low, value.coverage) == (pytest.approx(math.exp(statistics.mean(logs) - reach)), level)
 
 
-def test_noise_does_not_make_a_larger_minibatch() -> None:
-    """Three strategies that are alike, with a loss that rises by 3 % a step and a spread of 1 % over runs."""
-    said = Counter[str]()
-    for trial in range(60):
-
-        def go(cell: StudyCell, trial: int = trial) -> Row:
-            noise = random.Random(f"{trial} {cell.digest}").gauss(0, 0.01)
-            step = 2 * math.log2(cell.minibatch / rings.SGD.cell.minibatch)
-            return row_of(cell, 1.0 if cell.learners == 1 else 1 + 0.03 * step + noise)
-
-        said[verdict("rings", 2, go)] += 1
-    assert said["agrees"] <= 3
-
-
-def test_one_learner_that_diverged_decides_nothing() -> None:
-    def go(cell: StudyCell) -> Row:
-        return row_of(cell, ended="nan" if cell.learners == 1 and cell.optimizer == "SGD" else None)
-
-    claim = STUDIES["rings"].claims[1]
-    outcome = claim.judge(found(STUDIES["rings"], go, claim.needs))
-    assert (outcome.ours, outcome.verdict) == ("one learner diverged", "undecided")
+@given(st.floats(0.5, 2.0), st.floats(0.0, 1.0), st.sampled_from([None, 0.0, 10.0, 40.0]))
+def test_each_interval_has_one_class(low: float, width: float, reference: float | None) -> None:
+    """Differences of error rates are ratios less 1 times the reference; classes by their definitions, each alone."""
+    high = low + width
+    whole = Interval(low, low, high, 0.95)
+    if reference is not None:
+        whole = Interval(*(reference * (end - 1) for end in (low, low, high)), 0.95)
+        low, high = (1 + end / reference if reference else 1.0 for end in (whole.low, whole.high))
+    classes = {
+        "better": high < 1,
+        "worse": low > 1.03,
+        "equal within 3 %": low >= 1 / 1.03 and 1 <= high <= 1.03,
+    }
+    fits = [name for name, holds in classes.items() if holds]
+    assert len(fits) <= 1
+    near = min(abs(end - limit) for end in (low, high) for limit in (1 / 1.03, 1, 1.03)) < 1e-9
+    assert near or verdict_of(whole, reference) == (fits or ["undecided"])[0]
 
 
-def test_a_size_that_one_seed_cannot_use_is_not_the_largest() -> None:
-    def go(cell: StudyCell) -> Row:
-        bad = cell.seed == 2 and cell.minibatch > 500
-        return row_of(cell, 1.2 if bad else 1.0)
-
-    rows = rings.Largest("SyncSGD()")(go)
-    assert rings.largest(rows, dict.fromkeys(SEEDS, 1.0)) == 464
-    assert rings.largest(rows, {0: 1.0, 1: 1.0, 2: 1.1}) == 1312  # each seed has one learner of its own
-
-
-@pytest.mark.parametrize(("ring", "sync", "expected"), [
-    (5, 3, "agrees"), (4, 3, "undecided"), (3, 3, "differs"), (6, 6, "undecided"), (6, 5, "undecided"),
-    (3, 6, "differs"), (6, -1, "undecided")
+@pytest.mark.parametrize(("low", "high", "expected"), [
+    (0.8, 0.99, "better"), (0.975, 0.999, "better"),
+    (0.975, 1.0, "equal within 3 %"), (1.004, 1.03, "equal within 3 %"),
+    (0.95, 1.0, "undecided"), (1.01, 1.04, "undecided"), (1.03, 1.1, "undecided"), (1.031, 1.1, "worse"),
+    (0.0, math.inf, "undecided"), (math.inf, math.inf, "worse"), (0.0, 0.0, "better"),
 ])  # fmt: skip
-def test_the_largest_minibatch_is_judged_against_synchronous_sgd(ring: int, sync: int, expected: str) -> None:
-    assert verdict("rings", 2, limited(ADPSGD=ring, DelayByOne=1, SyncSGD=sync)) == expected
+def test_classes_of_ratios(low: float, high: float, expected: str) -> None:
+    assert verdict_of(Interval((low + high) / 2, low, high, 0.95)) == expected
 
 
-@pytest.mark.parametrize(("low", "high", "at_one", "no_loss"), [
-    (0.8, 0.9, "agrees", "agrees"),
-    (0.9, 1.01, "undecided", "agrees"),
-    (0.9, 1.1, "undecided", "undecided"),
-    (1.01, 1.02, "differs", "agrees"),
-    (1.03, 1.1, "differs", "differs"),
+GPU = {"device": "cuda", "hardware": "a machine, a card"}
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    (GPU, "different devices"), ({"hardware": "another"}, "different devices"), ({"device": None}, "unknown device"),
+    ({"hardware": None}, "unknown device"), ({"build": "others"}, "different builds"),
+    ({"torch": "3.0"}, "different builds"), ({"build": None}, "unknown build"),
+    ({"processor": "another"}, "different devices"), ({"processor": None}, ""),
+    ({"cell": {"budget": 7}}, "different numbers of frames"), ({"torch": LAB_TORCH}, ""), ({}, ""),
 ])  # fmt: skip
-def test_verdicts_on_intervals(low: float, high: float, at_one: str, no_loss: str) -> None:
-    value = Interval((low + high) / 2, low, high, 0.95)
-    assert (below(value), below(value, 1.03)) == (at_one, no_loss)
-    words = {"agrees": "better than", "undecided": "not told apart from", "differs": "worse than"}
-    assert told_apart(value) == words[at_one]
+def test_rows_that_differ_in_more_than_their_system_are_not_compared(change: dict[str, object], reason: str) -> None:
+    """A planted pair at seed 2; and at all seeds, which leaves nothing to judge."""
+
+    def planted(row: Row) -> Row:
+        more = change.get("cell", {})
+        return {**row, **change, "cell": {**row["cell"], **more}}  # type: ignore[dict-item]
+
+    first = [row_of(StudyCell(seed=seed, decoded=True)) for seed in SEEDS]
+    second = [row_of(StudyCell(seed=seed, learners=2, decoded=True), 1.1) for seed in SEEDS]
+    assert apart(first[0], planted(second[0])) == apart(planted(second[0]), first[0]) == reason
+    some, none = ratio(first, [*second[:2], planted(second[2])]), ratio(first, [planted(row) for row in second])
+    words = wer_difference(first, [planted(row) for row in second])
+    if not reason:
+        assert (some.seeds, none.seeds, words.seeds) == (3, 3, 3)
+        return
+    assert (some.seeds, some.apart, some.verdict) == (2, {reason: [2]}, "worse")
+    assert shown(some) == f"1.100 (1.100 to 1.100) [{reason} at seed 2]"
+    assert (none.told, words.told) == (f"undecided: {reason}", f"undecided: {reason}")
+    assert shown(none) == f"not compared [{reason} at seeds 0, 1, 2]"
+    assert not_alike([first, [planted(row) for row in second]]) == "undecided"
+
+
+def test_rows_of_a_gpu_that_do_not_tell_its_torch_are_compared_with_each_other_alone() -> None:
+    first, second = (row_of(StudyCell(learners=n)) | GPU for n in (1, 2))
+    assert place(first)["torch"] == "unknown"
+    assert apart(first, second) == ""
+    assert apart(first, second | {"torch": LAB_TORCH}) == "unknown build"
+
+
+def test_a_claim_is_not_judged_between_a_gpu_and_a_processor() -> None:
+    """The loss of 20 learners, of which those with further seeds ran elsewhere than one learner."""
+
+    def go(cell: StudyCell) -> Row:
+        row = row_of(cell, (1.0, 1.03, 0.99, 0.8, 0.8, 0.8)[cell.seed] if cell.learners == 20 else 1.0)
+        return row | GPU if cell.learners == 20 and cell.seed in FURTHER_SEEDS else row
+
+    outcome = judged(STUDIES["asgd"], STUDIES["asgd"].claims[2], go)
+    assert outcome is not None
+    assert "[different devices at seeds 3, 4, 5]" in outcome.ours
+    assert outcome.verdict == "undecided"
+    everywhere = judged(STUDIES["asgd"], STUDIES["asgd"].claims[2], lambda cell: {**go(cell), **GPU})
+    assert everywhere is not None
+    assert "different" not in everywhere.ours
+
+
+def test_words_of_one_seed_are_undecided() -> None:
+    def rows(learners: int, wrong: Sequence[int], seeds: Sequence[int]) -> list[Row]:
+        cells = [StudyCell(learners=learners, seed=seed, decoded=True) for seed in seeds]
+        return [row_of(cell, errors={f"u{i}": [w, 10] for i, w in enumerate(wrong)}) for cell in cells]
+
+    worse = wer_difference(rows(1, (1, 2, 3), (0,)), rows(2, (6, 6, 6), (0, 1)))
+    assert (worse.value, worse.told) == (pytest.approx(40.0), "undecided: one seed")
+    assert shown(worse) == "+40.0 points (one seed)"
+    three = wer_difference(rows(1, (1, 2, 3), SEEDS), rows(2, (6, 6, 6), SEEDS))
+    assert (three.verdict, three.reference) == ("worse", pytest.approx(20.0))
+    assert isinstance(three, Compared)
+    assert wer_difference(rows(1, (1,), SEEDS), [row_of(StudyCell())]).told == "undecided: not decoded"
 
 
 def test_ratios_pair_common_seeds_and_one_seed_decides_nothing() -> None:
     first = [row_of(StudyCell(seed=seed), 1.0 + seed) for seed in (0, 1, 2)]
     second = [row_of(StudyCell(seed=seed, learners=2), (1.0 + seed) * 1.5) for seed in (1, 2)]
     assert ratio(first, second).low == pytest.approx(1.5)
-    assert below(ratio(first, second[:1])) == "undecided"
+    assert ratio(first, second[:1]).told == "undecided: one seed"
     assert shown(ratio(first, second[:1])) == "1.500 (one seed)"
-    with pytest.raises(ValueError, match="pair"):
-        ratio(first[:1], second)
+    assert shown(ratio(first[:1], second)) == "not compared"
 
 
 def test_a_run_that_diverged_is_lost_whatever_its_reason() -> None:
@@ -529,8 +544,8 @@ def test_a_run_that_diverged_is_lost_whatever_its_reason() -> None:
     for lost in (row_of(cell, PRIOR), row_of(cell, heldout={}, ended="nan"), row_of(cell, heldout={"loss": None})):
         assert diverged(lost)
         assert loss(lost) == float("inf")
-        assert below(ratio(fine, [lost, fine[1]]), 1.03) == "differs"
-        assert below(ratio([lost, fine[1]], fine)) == "agrees"
+        assert ratio(fine, [lost, fine[1]]).verdict == "worse"
+        assert ratio([lost, fine[1]], fine).verdict == "better"
     assert loss(row_of(cell, 7.0, prior=None)) == 7.0
 
 
@@ -540,9 +555,6 @@ def test_speed_is_that_of_one_learner_for_the_frames_that_the_clock_was_charged(
         cell, machines = StudyCell(learners=16, machines=name, budget=100_000), MACHINES[name]
         many = row_of(cell, turns=29, seconds=29 * machines.alone(cell.piece_frames))
         assert speed_up([many]) == pytest.approx(16.0)
-        assert seconds(many, "cong2017") == many["seconds"]
-    one = StudyCell(budget=100_000)
-    assert seconds(row_of(one, turns=7), "cui2021") == pytest.approx(7 * MACHINES["cui2021"].alone(one.piece_frames))
     assert wer([row_of(StudyCell())]) is None
 
 
@@ -551,7 +563,7 @@ def test_a_run_that_ended_early_has_no_speed(tmp_path: Path) -> None:
         flat = cell.strategy == "ADPSGD(randomized_ring)" and cell.learners == 64
         return row_of(cell, ended="nan at minibatch 3", seconds=0.0) if flat else alike(cell)
 
-    claim = STUDIES["hierarchy"].claims[2]
+    claim = STUDIES["hierarchy"].claims[1]
     outcome = judged(STUDIES["hierarchy"], claim, go)
     assert outcome is not None
     assert outcome.verdict == "undecided"

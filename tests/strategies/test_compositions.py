@@ -16,13 +16,25 @@ from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.scaling import Fixed
 from murmur.engine.trainer import Trainer
-from murmur.strategies import ALL, EASGD, KAVG, Downpour, OwnShares, StreamingDiLoCo, SuperLearners, SyncSGD
+from murmur.strategies import (
+    ALL,
+    EASGD,
+    KAVG,
+    DecoupledDiLoCo,
+    Downpour,
+    NoLoCo,
+    OwnShares,
+    StreamingDiLoCo,
+    SuperLearners,
+    SyncSGD,
+)
 from murmur.worlds.threads import ThreadWorld
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 
 PLAIN = [made() for made in ALL.values() if not isinstance(made(), FactsOfInner)]
-INNERMOST = [*PLAIN, Downpour(servers=1), EASGD(servers=2)]
+SHORT = [NoLoCo(2), DecoupledDiLoCo(2, 2, 2), DecoupledDiLoCo(2, 1, servers=1)]  # with exchanges before the end
+INNERMOST = [*PLAIN, Downpour(servers=1), EASGD(servers=2), *SHORT]
 WRAPPERS: list[Callable[[Strategy], Strategy]] = [made for made in ALL.values() if isinstance(made(), FactsOfInner)]
 
 
@@ -89,6 +101,8 @@ def test_a_sample_computes_its_budget_in_threads(strategy: Strategy) -> None:
         (lambda: ALL["Compressed"](ALL["Compressed"]()), "stands twice"),
         (lambda: OwnShares(SuperLearners(SyncSGD(), 2)), "lock-step"),
         (lambda: OwnShares(StreamingDiLoCo()), "lock-step"),
+        (lambda: OwnShares(NoLoCo()), "lock-step"),
+        (lambda: OwnShares(DecoupledDiLoCo(servers=1)), "servers would leave theirs undone"),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_reason(build: Callable[[], Strategy], reason: str) -> None:

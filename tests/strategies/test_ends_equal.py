@@ -12,7 +12,18 @@ from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.schedule import Exponential
 from murmur.engine.trainer import Trainer
-from murmur.strategies import ALL, BMUF, KAVG, Compressed, DiLoCo, ParameterAveraging, SlowMo, StreamingDiLoCo
+from murmur.strategies import (
+    ALL,
+    BMUF,
+    KAVG,
+    Compressed,
+    DecoupledDiLoCo,
+    DiLoCo,
+    NoLoCo,
+    ParameterAveraging,
+    SlowMo,
+    StreamingDiLoCo,
+)
 from murmur.testing.strategies import Observed
 from murmur.worlds.virtual.cluster import Cluster, LognormalSeconds
 from murmur.worlds.virtual.world import VirtualWorld
@@ -27,10 +38,13 @@ SHORT = {
     "SlowMo": SlowMo(2),
     "DiLoCo": DiLoCo(2),
     "StreamingDiLoCo": StreamingDiLoCo(4, 2, 1),
+    "NoLoCo": NoLoCo(2),
+    "DecoupledDiLoCo": DecoupledDiLoCo(2, 2, 2),
     "ParameterAveraging": ParameterAveraging(16),
 }
 MADE: list[Strategy] = [SHORT.get(name) or make() for name, make in ALL.items()]
 MADE += [SlowMo(2, moments="at_outer"), Compressed(SlowMo(2), "int8"), Compressed(BMUF(2), "int8")]
+MADE += [Compressed(NoLoCo(2), "int8"), Compressed(DecoupledDiLoCo(2, 2), "int8"), DecoupledDiLoCo(2, 1, servers=1)]
 
 
 @pytest.mark.parametrize("strategy", [made for made in MADE if Facts.of(made).ends_equal], ids=named)

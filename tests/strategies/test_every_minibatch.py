@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from murmur.core.learner import Strategy
 from murmur.core.mixing import pairwise
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
-from murmur.engine.task import Loss, Score
 from murmur.strategies import (
     ADPSGD,
     ALL,
@@ -26,10 +23,12 @@ from murmur.strategies import (
     A2CiD2,
     AdaptiveKAVG,
     Compressed,
+    DecoupledDiLoCo,
     DelayByOne,
     DiLoCo,
     Downpour,
     GossipPGA,
+    NoLoCo,
     OwnShares,
     ParameterAveraging,
     QuasiGlobal,
@@ -43,7 +42,7 @@ from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, LognormalSec
 from murmur.worlds.virtual.world import VirtualWorld
 from tests.support.grids import thinned
 from tests.support.named import named
-from tests.support.tasks import Point, fit
+from tests.support.tasks import Counted, fit
 from tests.support.unscaled import Experiment
 
 BUDGET = 61  # not a multiple of any number of learners or of members
@@ -56,12 +55,14 @@ BASIC: list[Strategy] = [
         DiLoCo(2),
         StreamingDiLoCo(4, 2, 1),
         GossipPGA(2),
+        NoLoCo(2),
         AdaptiveKAVG(),
         ParameterAveraging(8),
         DelayByOne(),
         DelayByOne(pairwise),
     ),
     *(ADPSGD(), A2CiD2(), QuasiGlobal(), ASGD(), OwnShares(), Downpour(2, 3, 2), EASGD(2, shards=2)),
+    DecoupledDiLoCo(4, 2, 2, shards=2),
 ]
 AROUND: list[Strategy] = [
     *(Compressed(ADPSGD(), "bfloat16"), OwnShares(SuperLearners(ADPSGD(), 2)), OwnShares(SuperLearners(ADPSGD(), 4))),
@@ -69,36 +70,6 @@ AROUND: list[Strategy] = [
     SuperLearners(Compressed(ADPSGD(), "bfloat16"), 2),
 ]
 CLAIMING: list[Strategy] = [ADPSGD(), ASGD(), OwnShares()]
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Task with the gradient -e_n for minibatch n; `taken` counts the computations."""
-
-    size: int = BUDGET
-    taken: Counter[int] = field(default_factory=Counter, compare=False)
-    per_epoch: int = 20
-    samples_per_epoch: float = 20.0
-
-    def prepare(self) -> None:
-        pass
-
-    def model(self) -> nn.Module:
-        return Point(self.size)
-
-    def minibatch(self, n: int) -> int:
-        return n
-
-    def loss(self, model: nn.Module, minibatch: int) -> Loss:
-        assert isinstance(model, Point)
-        self.taken[minibatch] += 1
-        return Loss(-model.w[minibatch], 1.0)
-
-    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
-        return {"loss": -float(model.w.sum())}  # type: ignore[operator]
-
-    def test(self, model: nn.Module) -> Score:
-        return Score()
 
 
 def check_cover(strategy: Strategy, learners: int, budget: int = BUDGET, uneven: bool = True) -> Tensor:
@@ -130,7 +101,11 @@ def test_every_minibatch_is_applied_once_by_unequal_super_learners(outer: Strate
     check_cover(SuperLearners(outer, node_size), learners)
 
 
-@pytest.mark.parametrize("strategy", [ASGD(servers=2), Downpour(2, 3, servers=2), EASGD(2, servers=1)], ids=named)
+@pytest.mark.parametrize(
+    "strategy",
+    [ASGD(servers=2), Downpour(2, 3, servers=2), EASGD(2, servers=1), DecoupledDiLoCo(4, 2, servers=2)],
+    ids=named,
+)
 def test_every_minibatch_is_applied_once_with_servers(strategy: Strategy) -> None:
     for learners in (1, 3, 5):
         check_cover(strategy, learners)
@@ -161,6 +136,6 @@ def test_the_gradient_of_a_claim_is_a_mean_over_members(outer: Strategy, learner
 
 @pytest.mark.parametrize("strategy", [SuperLearners(ADPSGD(), 2), SuperLearners(ASGD(), 2), OwnShares()], ids=named)
 def test_threads_apply_every_minibatch_once(strategy: Strategy) -> None:
-    task = Counted()
+    task = Counted(BUDGET)
     fit(Experiment(task, strategy, Budget(minibatches=BUDGET), SGD(1.0)), ThreadWorld(5, timeout_seconds=60))
     assert task.taken == Counter(range(BUDGET))

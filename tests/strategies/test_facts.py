@@ -20,12 +20,14 @@ from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD
 from murmur.strategies.bmuf import BMUF
 from murmur.strategies.compressed import Compressed
+from murmur.strategies.decoupled_diloco import DecoupledDiLoCo
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.strategies.diloco import DiLoCo
 from murmur.strategies.downpour import Downpour
 from murmur.strategies.easgd import EASGD
 from murmur.strategies.gossip_pga import GossipPGA
 from murmur.strategies.kavg import KAVG
+from murmur.strategies.noloco import NoLoCo
 from murmur.strategies.parameter_averaging import Jobs, ParameterAveraging
 from murmur.strategies.quasi_global import QuasiGlobal
 from murmur.strategies.slow_mo import SlowMo
@@ -47,6 +49,7 @@ STRATEGIES = [
     *(KAVG(4), KAVG(8), BMUF(4), SlowMo(4), DiLoCo(4), GossipPGA(2), AdaptiveKAVG(Stages((4,))), LARGE),
     ParameterAveraging(16, Jobs(8)),
     *(StreamingDiLoCo(4, 1, 0), StreamingDiLoCo(8, 2, 3), StreamingDiLoCo(4, 4, 1)),
+    *(NoLoCo(1), NoLoCo(4)),
     *(DelayByOne(), DelayByOne(ring), DelayByOne(pairwise), DelayByOne(exponential)),
 ]
 LOOSE = [  # strategies with unbounded staleness, or with that of an inner strategy
@@ -54,6 +57,7 @@ LOOSE = [  # strategies with unbounded staleness, or with that of an inner strat
     *(ADPSGD(), ADPSGD(randomized_ring), ADPSGD(pairwise), ASGD(), ASGD(servers=3)),
     *(A2CiD2(), A2CiD2(pairwise), QuasiGlobal()),
     *(Downpour(), Downpour(4, 2, shards=3), EASGD(2), EASGD(4, shards=2), Downpour(2, 3, servers=2), EASGD(servers=1)),
+    *(DecoupledDiLoCo(4, 2), DecoupledDiLoCo(2, 1, 3, shards=2), DecoupledDiLoCo(4, 4, 2, servers=1)),
     *(SuperLearners(ADPSGD(), 2), SuperLearners(SyncSGD(), 2), SuperLearners(ADPSGD(randomized_ring), 3)),
 ]
 PARTED = [(SuperLearners(ADPSGD(), 2), 3), (SuperLearners(SyncSGD(), 4), 5), (SuperLearners(KAVG(4), 2), 5)]

@@ -18,8 +18,10 @@ from murmur.strategies import (
     A2CiD2,
     AdaptiveKAVG,
     Compressed,
+    DecoupledDiLoCo,
     DelayByOne,
     GossipPGA,
+    NoLoCo,
     ParameterAveraging,
     SlowMo,
     SuperLearners,
@@ -37,7 +39,13 @@ from tests.support.pool import Pool
 from tests.support.tasks import Groups, OddToy, Quadratic, fit, fit_in_process, weights_of
 from tests.support.unscaled import Experiment
 
-SMALL = {"ParameterAveraging": ParameterAveraging(16), "Compressed": Compressed(KAVG(4), "bfloat16")}
+SMALL = {
+    "ParameterAveraging": ParameterAveraging(16),
+    "Compressed": Compressed(KAVG(4), "bfloat16"),
+    "NoLoCo": NoLoCo(4),
+    "DecoupledDiLoCo": DecoupledDiLoCo(4, 2, 2),
+}
+RANKED = ("ParameterAveraging", "ASGD", "Downpour", "EASGD", "DecoupledDiLoCo")
 AVERAGED_MOMENTS: dict[str, Strategy] = {
     "KAVG moments": KAVG(4, moments="averaged"),
     "GossipPGA moments": GossipPGA(moments="averaged"),
@@ -191,7 +199,7 @@ def test_kavg_of_one_step_is_sync_sgd() -> None:
 @pytest.mark.parametrize(
     "strategy",
     [
-        *(KAVG(4), AdaptiveKAVG(), DelayByOne(), DelayByOne(ring), ADPSGD(), ADPSGD(randomized_ring)),
+        *(KAVG(4), NoLoCo(3), AdaptiveKAVG(), DelayByOne(), DelayByOne(ring), ADPSGD(), ADPSGD(randomized_ring)),
         *(A2CiD2(), A2CiD2(pairwise)),
         *(SuperLearners(ADPSGD(pairwise), 1), Compressed(ADPSGD(), "int8"), Compressed(DelayByOne(ring), "bfloat16")),
     ],
@@ -214,9 +222,7 @@ class Relabelled(Quadratic):
         return super().minibatch(4 * turn + (rank + 2) % 4)
 
 
-@pytest.mark.parametrize(
-    "strategy", [m for n, m in MADE.items() if n not in ("ParameterAveraging", "ASGD", "Downpour", "EASGD")], ids=named
-)
+@pytest.mark.parametrize("strategy", [m for n, m in MADE.items() if n not in RANKED], ids=named)
 def test_relabelling_learners_changes_nothing(strategy: Strategy) -> None:
     """A ramp of learners and a server depend on ranks; all other strategies treat all numberings alike."""
 

@@ -23,10 +23,9 @@ from murmur.core.world import Seat, World
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
 from murmur.engine.record import Record
-from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
 from murmur.simulation.planner.timing import time_strategy
-from murmur.strategies import EASGD, Compressed, Downpour
+from murmur.strategies import EASGD, Compressed, DecoupledDiLoCo, Downpour
 from murmur.strategies.parameter_shards import CENTRE
 from murmur.testing.strategies import Observed, plain_loop
 from murmur.worlds.threads import ThreadWorld
@@ -44,7 +43,7 @@ from murmur.worlds.virtual.world import VirtualWorld
 from tests.support.named import named
 from tests.support.pool import Pool
 from tests.support.tally import Tally
-from tests.support.tasks import Quadratic, fit, fit_in_process
+from tests.support.tasks import Quadratic, Steps, fit, fit_in_process
 from tests.support.unscaled import Experiment
 
 AT_ONCE = Link(latency_seconds=0.0, bytes_per_second=1e18)
@@ -137,14 +136,6 @@ def test_event_by_event(strategy: Downpour | EASGD, learners: int) -> None:
     got = fit(experiment, VirtualWorld(cluster))
     centre, them = replay(strategy, learners, compute)
     assert any(torch.allclose(got, end, rtol=1e-12, atol=1e-12) for end in ends(strategy, centre, them))
-
-
-class Steps(Quadratic):
-    """Gradients that do not depend on the weights: -c_n."""
-
-    def loss(self, model, minibatch):  # type: ignore[no-untyped-def]
-        centre, weight = minibatch
-        return Loss(-weight * (model.w * centre).sum(), weight)
 
 
 @pytest.mark.parametrize("placed", [(1, 0), (2, 0), (5, 0), (1, 1), (1, 2)])
@@ -355,7 +346,9 @@ def test_learners_answer_with_their_part_from_the_first_request(
     assert sum(shown) == Quadratic.size
 
 
-@pytest.mark.parametrize("strategy", [Downpour(1000, 1000), EASGD(1000, shards=2), EASGD(1000, servers=1)], ids=named)
+@pytest.mark.parametrize(
+    "strategy", [Downpour(1000, 1000), EASGD(1000, shards=2), EASGD(1000, servers=1), DecoupledDiLoCo(1000)], ids=named
+)
 def test_evaluations_see_the_centre(strategy: Downpour | EASGD, tmp_path: Path) -> None:
     """Without an exchange before the end, the centre stays at 0, where the loss is 0; the learners' weights do not."""
     experiment = Experiment(Quadratic(), strategy, Budget(minibatches=120), SGD(0.05), evaluate_every_epochs=0.02)

@@ -35,6 +35,7 @@ from murmur.strategies import (
     DelayByOne,
     DiLoCo,
     GossipPGA,
+    NoLoCo,
     ParameterAveraging,
     SlowMo,
     SyncSGD,
@@ -50,6 +51,7 @@ EQUAL: dict[str, Strategy] = {
     "SyncSGD": SyncSGD(),
     "DelayByOne": DelayByOne(),
     "GossipPGA": GossipPGA(3),
+    "NoLoCo": NoLoCo(3),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -85,6 +86,45 @@ class Looked(Quadratic):
     def loss(self, model: nn.Module, minibatch: tuple[Tensor, float, int]) -> Loss:  # type: ignore[override]
         self.by.setdefault(model, []).append((minibatch[2], weights_of(model)))
         return super().loss(model, minibatch[:2])
+
+
+class Steps(Quadratic):
+    """Gradients that do not depend on the weights: -c_n."""
+
+    def loss(self, model: nn.Module, minibatch: tuple[Tensor, float]) -> Loss:
+        centre, weight = minibatch
+        assert isinstance(model, Point)
+        return Loss(-weight * (model.w * centre).sum(), weight)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Task with the gradient -e_n for minibatch n; `taken` counts the computations."""
+
+    size: int
+    taken: Counter[int] = field(default_factory=Counter, compare=False)
+    per_epoch: int = 20
+    samples_per_epoch: float = 20.0
+
+    def prepare(self) -> None:
+        pass
+
+    def model(self) -> nn.Module:
+        return Point(self.size)
+
+    def minibatch(self, n: int) -> int:
+        return n
+
+    def loss(self, model: nn.Module, minibatch: int) -> Loss:
+        assert isinstance(model, Point)
+        self.taken[minibatch] += 1
+        return Loss(-model.w[minibatch], 1.0)
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        return {"loss": -float(model.w.sum())}  # type: ignore[operator]
+
+    def test(self, model: nn.Module) -> Score:
+        return Score()
 
 
 def fit(experiment: Experiment, world: World) -> Tensor:

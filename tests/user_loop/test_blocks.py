@@ -14,7 +14,17 @@ import murmur
 from murmur.core.learner import Strategy
 from murmur.core.torch_private import TCPStore
 from murmur.core.world import Seat
-from murmur.strategies import ADPSGD, ASGD, DiLoCo, GossipPGA, StreamingDiLoCo, SuperLearners, SyncSGD
+from murmur.strategies import (
+    ADPSGD,
+    ASGD,
+    DecoupledDiLoCo,
+    DiLoCo,
+    GossipPGA,
+    NoLoCo,
+    StreamingDiLoCo,
+    SuperLearners,
+    SyncSGD,
+)
 from murmur.strategies.kavg import KAVG
 from murmur.user_loop.joined import Plan
 from murmur.worlds.process.environment import Place
@@ -26,8 +36,8 @@ from tests.support.pool import Pool
 from tests.support.user_loops import Words, loss_of, net, optimizer_of
 
 BLOCKS, STEPS = 3, 4
-LOCK_STEP = [SyncSGD(), KAVG(3), GossipPGA(2), DiLoCo(2), StreamingDiLoCo(4, 2, 1)]
-OTHERS = [ADPSGD(), ASGD(), SuperLearners(ADPSGD(), 2)]
+LOCK_STEP = [SyncSGD(), KAVG(3), GossipPGA(2), NoLoCo(2), DiLoCo(2), StreamingDiLoCo(4, 2, 1)]
+OTHERS = [ADPSGD(), ASGD(), DecoupledDiLoCo(2, 2), SuperLearners(ADPSGD(), 2)]
 PLAN = Plan(timeout_seconds=20.0)
 
 

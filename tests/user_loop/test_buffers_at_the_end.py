@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import murmur
 from murmur.core.learner import Strategy
 from murmur.core.world import Seat
-from murmur.strategies import ADPSGD, ASGD, EASGD, KAVG, DelayByOne, Downpour, SuperLearners, SyncSGD
+from murmur.strategies import ADPSGD, ASGD, EASGD, KAVG, DecoupledDiLoCo, DelayByOne, Downpour, SuperLearners, SyncSGD
 from murmur.worlds.threads import ThreadWorld
 from tests.support.named import named
 from tests.support.user_loops import Words
@@ -39,7 +39,9 @@ def test_learners_without_steps_do_not_count(strategy: Strategy) -> None:
         assert torch.allclose(end, alone, atol=1e-6)
 
 
-@pytest.mark.parametrize("strategy", [EASGD(), Downpour(), ASGD(), SuperLearners(ADPSGD(), 2)], ids=named)
+@pytest.mark.parametrize(
+    "strategy", [EASGD(), Downpour(), DecoupledDiLoCo(2, 2), ASGD(), SuperLearners(ADPSGD(), 2)], ids=named
+)
 @pytest.mark.parametrize("steps", [(0, 5), (5, 0)])
 def test_learners_end_equal_where_the_first_or_the_others_have_no_data(
     strategy: Strategy, steps: tuple[int, ...]

@@ -25,9 +25,11 @@ from murmur.strategies import (
     KAVG,
     AdaptiveKAVG,
     Compressed,
+    DecoupledDiLoCo,
     DelayByOne,
     DiLoCo,
     GossipPGA,
+    NoLoCo,
     ParameterAveraging,
     SlowMo,
     StreamingDiLoCo,
@@ -44,7 +46,7 @@ from tests.support.user_loops import Net, Words, evaluate, loss_of, net, state
 STEPS = 9
 EXACT = [
     *(SyncSGD(), KAVG(4), KAVG(4, moments="averaged"), BMUF(3, eta=0.5), BMUF(4, moments="at_outer"), SlowMo(4)),
-    *(DiLoCo(4), DiLoCo(3, moments="at_outer"), GossipPGA(4), GossipPGA(3, moments="averaged")),
+    *(DiLoCo(4), DiLoCo(3, moments="at_outer"), GossipPGA(4), GossipPGA(3, moments="averaged"), NoLoCo(4)),
     *(DelayByOne(), DelayByOne(moments="averaged"), StreamingDiLoCo(8, 2, 2), StreamingDiLoCo(6, 3, 0)),
     *(Compressed(KAVG(4)), Compressed(StreamingDiLoCo(6, 2, 2), "int8"), AdaptiveKAVG(Stages((3,)))),
     *(
@@ -137,7 +139,7 @@ def test_steps_without_losses_and_those_left_out_resume_to_the_bit(strategy: Str
 
 
 FIRST = 6
-ASYNCHRONOUS = [ADPSGD(), EASGD(), ASGD(), SuperLearners(ADPSGD(), 2)]
+ASYNCHRONOUS = [ADPSGD(), EASGD(), ASGD(), DecoupledDiLoCo(2, 2), SuperLearners(ADPSGD(), 2)]
 
 
 @pytest.mark.parametrize("strategy", ASYNCHRONOUS, ids=named)

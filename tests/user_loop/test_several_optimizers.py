@@ -14,6 +14,7 @@ from murmur.core.learner import Strategy
 from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, BMUF, KAVG, SyncSGD
 from murmur.user_loop.joined import Joined, Plan
+from murmur.user_loop.optimizer_list import OptimizerList
 from murmur.worlds.threads import ThreadWorld
 from tests.support.named import named
 from tests.support.user_loops import Net, Words, loss_of, moved, net, state
@@ -141,6 +142,18 @@ def test_routed_steps_of_all_are_one_step(scales: bool) -> None:
     routed, stepped = ran(body_of(True)), ran(body_of(False))
     assert moved(routed[0])
     assert all(torch.equal(a, b) for a, b in zip(routed, stepped, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_routed_step_of_their_list_takes_a_closure(count: int) -> None:
+    model = net(0)
+    optimizers = two(model) if count == 2 else [together(model)]
+    with murmur.join(SyncSGD(), model, OptimizerList(optimizers)) as me, murmur.routed(me):
+        for n in range(STEPS):
+            loss_of(model, n).backward()
+            me.optimizer.step(lambda: 1.5)  # type: ignore[arg-type, return-value]
+    assert (me.progress.minibatches, me.progress.loss) == (STEPS, 1.5)
+    assert moved(state(model))
 
 
 def test_routed_steps_keep_the_gradients_of_all() -> None:

@@ -1,4 +1,4 @@
-"""Ratios of held-out losses with intervals over seeds and utterances, and the classes of such ratios.
+"""Ratios of held-out losses with intervals over seeds and utterances.
 
 Of a pair of runs with seed s, with nats a_u of the first and b_u of the second in judging utterance u,
 
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from murmur.comparison.rows import Row
 from murmur.report.error_rate import T_95, Interval
 from murmur_papers.studies.run import diverged
-from murmur_papers.studies.study import Groups, Outcome
-from murmur_papers.studies.verdicts import NO_LOSS
+from murmur_papers.studies.study import Groups, Outcome, undecided
+from murmur_papers.studies.verdicts import USUAL, elsewhere
 from murmur_papers.tasks.judged_frames import TRIAL
 
 Pair = tuple[Row, Row]  # the reference of one seed, and the run that is compared with it
@@ -83,36 +83,33 @@ def interval(terms: Sequence[tuple[float, LogRatio]], pool: Sequence[LogRatio]) 
     value = sum(weight * float(each.values.mean()) for weight, each in terms)
     freedom = sum(len(each.values) - 1 for each in pool)
     if not freedom:
-        return Interval(math.exp(value), 0.0, float("inf"), 0.95)
+        return Interval(math.exp(value), 0.0, math.inf, USUAL)
     seeds = sum(float(np.square(each.values - each.values.mean()).sum()) for each in pool) / freedom
     influences_U = np.sum([weight * each.influences for weight, each in terms], 0)
     variance = float(influences_U.var(ddof=1)) / len(influences_U)
     variance += seeds * sum(weight**2 / len(each.values) for weight, each in terms)
     reach = T_95[min(freedom, len(T_95)) - 1] * math.sqrt(variance)
-    return Interval(math.exp(value), math.exp(value - reach), math.exp(value + reach), 0.95)
+    return Interval(math.exp(value), math.exp(value - reach), math.exp(value + reach), USUAL)
 
 
-def graded(value: Interval, limit: float = NO_LOSS) -> str:
-    """Class of a ratio to the reference, of which less is better, by its whole interval."""
-    if 1 / limit <= value.low and value.high <= limit:
-        return f"equal within {100 * (limit - 1):.0f} %"
-    return "better" if value.high < 1 else "worse" if value.low > 1 else "undecided"
-
-
-def on_one_kind(judge: Callable[[Groups], Outcome]) -> Callable[[Groups], Outcome]:
-    """A rule that refuses rows of different kinds of processors, and decides nothing if one learner diverged."""
+def comparable(judge: Callable[[Groups], Outcome]) -> Callable[[Groups], Outcome]:
+    """A rule that decides nothing on rows of several places, nor if one learner diverged."""
 
     @wraps(judge)
     def judged(rows: Groups) -> Outcome:
         every = [row for each in rows.values() for row in each]
-        kinds = sorted({row["processor"] for row in every})
-        if len(kinds) > 1:
-            return Outcome("not compared", "undecided", f"rows come from different processors: {'; '.join(kinds)}")
+        if reasons := places(every):
+            return undecided("not compared", "; ".join(reasons))
         if any(diverged(row) for row in every if row["cell"]["learners"] == 1):
-            return Outcome("one learner diverged", "undecided")
+            return undecided("one learner diverged", "one learner diverged")
         return judge(rows)
 
     return judged
+
+
+def places(rows: Sequence[Row]) -> list[str]:
+    """Reasons for which some rows cannot be compared, whatever their frames."""
+    return sorted({elsewhere(rows[0], row) for row in rows} - {""})
 
 
 def lost(pairs: Sequence[Pair]) -> bool:

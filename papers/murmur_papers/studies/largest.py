@@ -1,66 +1,127 @@
-"""Cui et al. 2021: whether asynchronous strategies are superior at large minibatches, and where.
+"""Cui et al. 2021: large minibatches. How large they can be, and how soon a loss is reached with them.
 
-16 learners with SGD and schedule of `turns`, and the frames of 6,000 of its turns for all sizes. The search is that of
-`rings`, from a quarter of one learner's 164 windows to eight times as many in factors of sqrt(2). A size is usable if
-its loss at its best rate is at most 1.03 times that of one learner with the same seed and frames. Each size has a rate
-of its own, tried on the part of dev that serves trials: one learner's, times the size over 164 after the warm-up, and
-half of this; further ones while the best is at an end, up to four.
+16 learners with SGD and schedule of `turns`, and the frames of 6,000 of its turns for all sizes. Sizes of all learners
+are one learner's 164 windows times powers of sqrt(2), from a quarter to eight times as many. A size is usable if its
+loss at its best rate is at most 1.03 times that of one learner with the same seed and frames. Each size has a rate of
+its own, tried on the part of dev that serves trials: one learner's, times the size over 164 after the warm-up (`Auto`'s
+rule), and half of this; further ones while the best is at an end, up to four.
 
-The largest minibatch of a seed is where its loss crosses 1.03, between the largest size that is usable with all seeds
-and the next one, which are run with three seeds (interpolated in ln loss over ln size). The time to a loss is that at
-which a run with the largest usable size first has 1.03 times one learner's loss, interpolated between evaluation points
-(16 in a run), on the clock of `benchmarks/sixteen_devices.py`.
-
-Classes of the ratio to synchronous SGD, by its whole 95 % interval over seeds (`heldout.graded`): "equal within 3 %",
-"better", "worse", "undecided". The verdict is that of the randomised ring; the classes of the others stand beside it.
+A bisection with seed 0 finds the largest usable size. This size is then run with seeds 1 and 2; while it is not usable
+with one of them, the next smaller size is run with all seeds. The first size that is not usable is run with all seeds
+too, unless no size is usable. The largest minibatch of a seed is where its loss crosses 1.03 between these two sizes
+(interpolated in ln loss over ln size). The time to a loss is that at which a run with the largest usable size first has
+1.03 times one learner's loss, interpolated between evaluation points (16 in a run), on the clock of
+`benchmarks/sixteen_devices.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean, geometric_mean
 
 from murmur.comparison.rows import Row
 from murmur.report.error_rate import paired
-from murmur_papers.studies.heldout import graded, on_one_kind
-from murmur_papers.studies.rings import PAPER, STRATEGIES, Largest, by_seed, course_of, rate_of
+from murmur_papers.studies.cell import StudyCell
+from murmur_papers.studies.heldout import comparable
+from murmur_papers.studies.rings import LEARNERS, PAPER, STRATEGIES
 from murmur_papers.studies.run import loss
-from murmur_papers.studies.study import SEEDS, Claim, Group, Groups, Outcome, Study
-from murmur_papers.studies.turns import ALONE, CHANGES, MACHINES, RANDOMISED, SETUP, system
-from murmur_papers.studies.verdicts import NO_LOSS, Verdict, shown
+from murmur_papers.studies.study import (
+    AUTO_FIRST,
+    MOST_TRIALS,
+    SEEDS,
+    Claim,
+    Go,
+    Group,
+    Groups,
+    Outcome,
+    Study,
+    best_of,
+    compared,
+    undecided,
+)
+from murmur_papers.studies.turns import ALONE, MACHINES, RANDOMISED, SETUP, system
+from murmur_papers.studies.verdicts import NO_LOSS, holds_throughout, ratio, shown
 
 TURNS, STEPS = 6_000, range(-4, 7)
 ONE = system(ALONE, TURNS, SEEDS)
-SYNCHRONOUS = "synchronous"
-GROUPS: dict[str, Group] = {
-    ALONE: ONE,
-    **{
-        f"{name}: largest": Largest(str(CHANGES[name]["strategy"]), ONE, STEPS, NO_LOSS, MACHINES)
-        for name in (SYNCHRONOUS, RANDOMISED, *(name for name in STRATEGIES if name not in (SYNCHRONOUS, RANDOMISED)))
-    },
-}
+SYNCHRONOUS, DELAY = "synchronous", "delay-by-one"
+RINGS, TIMES = (RANDOMISED, "fixed ring"), 3.0
 Values = Mapping[int, float]  # by seed
 
 
+@dataclass(frozen=True)
+class Largest:
+    """The search for the largest usable minibatch of a strategy.
+
+    Attributes:
+        strategy: strategy, as on a command line.
+    """
+
+    strategy: str
+
+    def cell(self, step: int, rate: float, seed: int = 0) -> StudyCell:
+        """A run with one learner's minibatch times sqrt(2)^step; `rate` is that of one learner."""
+        times, one = 2 ** (step / 2), ONE.cell
+        cell = replace(one, strategy=self.strategy, learners=LEARNERS, machines=MACHINES)
+        return replace(cell, minibatch=round(one.minibatch * times), rate=rate, peak=one.peak * times, seed=seed)
+
+    def best(self, step: int, go: Go) -> StudyCell:
+        """The run of a size with seed 0 at its best rate."""
+        rate = ONE.best(go).rate
+        factor = best_of(AUTO_FIRST, lambda f: go(self.cell(step, rate * f)), MOST_TRIALS, ONE.measure)
+        return self.cell(step, rate * factor)
+
+    def __call__(self, go: Go) -> list[Row]:
+        one = by_seed(ONE(go))
+        cells: dict[int, StudyCell] = {}
+        done: dict[tuple[int, int], Row] = {}
+
+        def usable(step: int, seed: int) -> bool:
+            cells[step] = cells.get(step) or self.best(step, go)
+            done[step, seed] = done.get((step, seed)) or go(replace(cells[step], seed=seed))
+            return loss(done[step, seed]) <= NO_LOSS * one[seed]
+
+        left = list(STEPS)
+        while left:
+            middle = left[len(left) // 2]
+            left = [step for step in left if (step > middle if usable(middle, 0) else step < middle)]
+        edge = max((step for step, _ in list(done) if usable(step, 0)), default=STEPS[0] - 1)
+        while edge in STEPS and not all([usable(edge, seed) for seed in SEEDS]):
+            edge -= 1
+        if edge in STEPS and edge + 1 in STEPS:
+            _ = [usable(edge + 1, seed) for seed in SEEDS]
+        return list(done.values())
+
+
+def by_seed(alone: Sequence[Row]) -> dict[int, float]:
+    return {row["cell"]["seed"]: loss(row) for row in alone}
+
+
 def by_size(rows: Sequence[Row]) -> dict[int, dict[int, Row]]:
-    """Runs of the sizes that have all seeds: by size, the smallest first, and seed."""
+    """Runs by size, the smallest first, and seed."""
     found: dict[int, dict[int, Row]] = {}
-    for row in sorted(rows, key=lambda row: row["cell"]["minibatch"]):
+    for row in sorted(rows, key=lambda row: (row["cell"]["minibatch"], row["cell"]["seed"])):
         found.setdefault(row["cell"]["minibatch"], {})[row["cell"]["seed"]] = row
-    return {size: each for size, each in found.items() if set(SEEDS) <= each.keys()}
+    return found
+
+
+def with_all_seeds(rows: Sequence[Row]) -> dict[int, dict[int, Row]]:
+    return {size: each for size, each in by_size(rows).items() if set(SEEDS) <= each.keys()}
 
 
 def usable(rows: Sequence[Row], one: Values) -> dict[int, Row]:
     """Runs of the largest size that is usable with all seeds; empty if there is none."""
-    sizes = by_size(rows).values()
+    sizes = with_all_seeds(rows).values()
     good = [each for each in sizes if all(loss(each[seed]) <= NO_LOSS * one[seed] for seed in SEEDS)]
     return good[-1] if good else {}
 
 
 def largest(rows: Sequence[Row], one: Values) -> Values | None:
     """The largest minibatch of each seed; None if no size is usable, or the largest one of all is."""
-    sizes, edge = by_size(rows), usable(rows, one)
+    sizes, edge = with_all_seeds(rows), usable(rows, one)
     after = next((later for earlier, later in pairwise(sizes) if sizes[earlier] == edge), None)
     if not edge or after is None:
         return None
@@ -86,47 +147,84 @@ def seconds_to(row: Row, target: float) -> float:
     return float("inf")
 
 
-def times(rows: Sequence[Row], one: Values) -> Values | None:
-    """Seconds to 1.03 times one learner's loss, by seed, with the largest usable size; None if there is none."""
-    found = {seed: seconds_to(row, NO_LOSS * one[seed]) for seed, row in usable(rows, one).items()}
-    return found if found and max(found.values()) < float("inf") else None
-
-
-def compared(found: Mapping[str, Values | None], rows: Groups, unit: str, fewer: bool) -> Outcome:
-    """Compare values of the strategies with those of synchronous SGD; `fewer`: smaller values are better."""
-    one, told, classes = by_seed(rows[ALONE]), [], {}
-    for name, own in found.items():
-        classes[name], shown_ratio = _class(found[SYNCHRONOUS], own, fewer)
-        value = "none" if own is None else f"{math.exp(sum(map(math.log, own.values())) / len(own)):,.0f} {unit}"
-        told.append(f"{name} {value}" + ("" if name == SYNCHRONOUS else f": {classes[name]}{shown_ratio}"))
-    verdicts: dict[str, Verdict] = {"better": "agrees", "undecided": "undecided"}
-    courses = "; ".join(f"{name}: {course_of(rows[f'{name}: largest'], one)}" for name in found)
-    why = f"loss over that of one learner, whose rate is {rate_of(rows[ALONE])}: {courses}"
-    return Outcome(", ".join(told), verdicts.get(classes[RANDOMISED], "differs"), why)
-
-
-def _class(sync: Values | None, own: Values | None, fewer: bool) -> tuple[str, str]:
-    if sync is None or own is None:
-        return "undecided", ""
-    first, second = ([each[seed] for seed in SEEDS] for each in (sync, own))
-    ratio = paired(first, second)
-    return graded(ratio if fewer else paired(second, first)), f", {shown(ratio)} of synchronous SGD's"
-
-
-@on_one_kind
+@comparable
 def larger(rows: Groups) -> Outcome:
+    """Judge the largest minibatch of the randomised ring against that of synchronous SGD."""
     one = by_seed(rows[ALONE])
-    found = {name: largest(rows[f"{name}: largest"], one) for name in STRATEGIES}
-    return compared(found, rows, "windows", fewer=False)
+    tried = {name: rows[searched(name)] for name in STRATEGIES}
+    found = {name: largest(each, one) for name, each in tried.items()}
+    sync, told, times = found[SYNCHRONOUS], [], {}
+    for name, own in found.items():
+        if sync and own and name != SYNCHRONOUS:
+            times[name] = paired(list(sync.values()), list(own.values()))
+        windows = "none" if own is None else f"{geometric_mean(own.values()):,.0f} windows"
+        told.append(f"{name} {windows}" + (f", {shown(times[name])} times as large" if name in times else ""))
+    ours = f"{LEARNERS} learners: {'; '.join(told)}"
+    courses = "; ".join(f"{name}: {_course(each, one)}" for name, each in tried.items())
+    why = f"loss over that of one learner, whose rate is {_rate(rows[ALONE])}: {courses}"
+    if RANDOMISED not in times:
+        return undecided(ours, "no size is usable, or the largest one tried is", why)
+    return Outcome(ours, holds_throughout(times[RANDOMISED], lambda value: value >= TIMES), why)
 
 
-@on_one_kind
-def sooner(rows: Groups) -> Outcome:
+def _course(rows: Sequence[Row], one: Values) -> str:
+    """Losses over one learner's and the rate after the warm-up, before `Auto`, by size."""
+
+    def over_one(each: Mapping[int, Row]) -> str:
+        return " and ".join(f"{loss(row) / one[seed]:.2f}" for seed, row in each.items())
+
+    return ", ".join(
+        f"{size:,} {over_one(each)} (rate {_rate(list(each.values()))})" for size, each in by_size(rows).items()
+    )
+
+
+def _rate(rows: Sequence[Row]) -> str:
+    return f"{rows[0]['cell']['rate'] * rows[0]['cell']['peak']:.3g}"
+
+
+@comparable
+def superior(rows: Groups) -> Outcome:
+    """Judge the randomised ring against synchronous SGD, by the time to a loss."""
+    return _sooner(rows, RANDOMISED, (SYNCHRONOUS,))
+
+
+@comparable
+def fastest(rows: Groups) -> Outcome:
+    """Judge delay-by-one against both rings."""
+    return _sooner(rows, DELAY, RINGS)
+
+
+def _sooner(rows: Groups, name: str, others: Sequence[str]) -> Outcome:
+    """Judge the time to a loss of a strategy over that of others, each with its largest usable minibatch."""
     one = by_seed(rows[ALONE])
-    found = {name: times(rows[f"{name}: largest"], one) for name in STRATEGIES}
-    return compared(found, rows, "s", fewer=True)
+    runs = {each: list(usable(rows[searched(each)], one).values()) for each in STRATEGIES}
+
+    def seconds(row: Row) -> float:
+        return seconds_to(row, NO_LOSS * one[row["cell"]["seed"]])
+
+    def spent(each: str) -> str:
+        if not runs[each]:
+            return f"{each} no usable size"
+        return f"{each} {fmean(map(seconds, runs[each])):,.0f} s ({runs[each][0]['cell']['minibatch']:,} windows)"
+
+    ours = f"{LEARNERS} learners: {', '.join(map(spent, STRATEGIES))}"
+    if not all(runs[each] for each in (name, *others)):
+        return undecided(ours, "no usable size")
+    found = {each: ratio(runs[each], runs[name], seconds) for each in others}
+    told = ", ".join(f"{shown(value)} of {each}" for each, value in found.items())
+    sync = ", ".join(f"{n} {shown(ratio(runs[SYNCHRONOUS], runs[n], seconds))}" for n in (*RINGS, DELAY) if runs[n])
+    why = f"seconds over those of synchronous SGD: {sync}" if runs[SYNCHRONOUS] else ""
+    return compared(max(found.values(), key=lambda value: value.high), f"{ours}; {name} {told}", why)
 
 
+def searched(name: str) -> str:
+    return f"{name}: largest"
+
+
+GROUPS: dict[str, Group] = {
+    ALONE: ONE,
+    **{searched(name): Largest(STRATEGIES[name]) for name in (SYNCHRONOUS, *RINGS, DELAY)},
+}
 STUDY = Study(
     "largest",
     "Cui et al. 2021",
@@ -137,20 +235,32 @@ STUDY = Study(
     GROUPS,
     (
         Claim(
-            "an asynchronous strategy trains with larger minibatches than synchronous SGD",
-            "12,288 against 4,096 sequences (Zhang et al. 2019)",
-            f"the largest minibatch within {NO_LOSS} of one learner's loss, of the randomised ring over synchronous"
-            " SGD: better. Undecided if no size of one of them is usable, or the largest one tried is",
+            '"superior performance over the commonly-used synchronous distributed training via allreduce, especially'
+            ' when dealing with large batch sizes"',
+            "",
+            f"seconds to {NO_LOSS} times one learner's loss, each with its largest usable minibatch, of the randomised"
+            " ring over synchronous SGD",
             tuple(GROUPS),
-            larger,
+            superior,
         ),
         Claim(
-            "an asynchronous strategy reaches a loss sooner than synchronous SGD at large minibatches",
-            "superior at large minibatches, without numbers",
-            f"seconds to {NO_LOSS} times one learner's loss, each with its largest usable minibatch, of the randomised"
-            " ring over synchronous SGD: better",
+            '"When learners are equally fast, ADPSGD with the delay-by-one strategy has the fastest convergence with'
+            ' large batches"',
+            "",
+            f"seconds to {NO_LOSS} times one learner's loss, each with its largest usable minibatch, of delay-by-one"
+            " over each ring: the less favourable of both",
             tuple(GROUPS),
-            sooner,
+            fastest,
+        ),
+        Claim(
+            '"ADPSGD can converge with a batch size 3X as large as the one used in SSGD"',
+            "12,288 against 4,096 sequences",
+            f"the largest minibatch within {NO_LOSS} times one learner's loss, of the randomised ring over synchronous"
+            f" SGD: at least {TIMES:g}, by the whole interval; undecided if no size of one of them is usable, or the"
+            " largest one tried is",
+            tuple(GROUPS),
+            larger,
+            cited="Zhang et al. 2019",
         ),
     ),
     MACHINES,

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from murmur.comparison.rows import Row
 from murmur.core.whole_files import write_whole
-from murmur.report.error_rate import Interval
-from murmur_papers.studies import asgd, base, frequency, hierarchy, largest, rings, schedules, stragglers, turns
+from murmur_papers.studies import (
+    asgd,
+    base,
+    frequency,
+    hierarchy,
+    largest,
+    rings,
+    schedules,
+    sixteen,
+    stragglers,
+    turns,
+)
 from murmur_papers.studies.base import LEARNERS, limit_of
 from murmur_papers.studies.machines import MACHINES
 from murmur_papers.studies.networks import SETUPS
 from murmur_papers.studies.plan import outcomes, whole
 from murmur_papers.studies.run import Finder, MissingRun, diverged, loss, on_newest_builds
 from murmur_papers.studies.study import Claim, Outcome, Study, found
-from murmur_papers.studies.verdicts import EndedRunError, cell_of, percent, seconds, speed_up, waiting, wer
+from murmur_papers.studies.verdicts import GOOD, EndedRunError, cell_of, percent, place, speed_up, waiting, wer
 
 EVERY = (base, frequency, schedules, asgd, rings, stragglers, turns, largest, hierarchy)  # in the order of the page
 STUDIES: Mapping[str, Study] = {part.STUDY.name: part.STUDY for part in EVERY}
@@ -27,26 +36,31 @@ NOT_YET = "not run yet"
 Results = Mapping[str, Outcome | None]  # of the claims, by name
 HEAD = """# Experiments of five papers
 
-Conclusions of five papers on training with many learners, beside our figures. Gradients and speech are real, the
-machines are virtual, and the networks are small versions of the papers'. Ratios are those of held-out losses: below 1
-the loss is lower. In parentheses are 95 % intervals. Written by `murmur papers` from rows of runs; never by hand.
+Claims of five papers on training with many learners, beside our figures on real speech with small versions of their
+networks. The first lines are real processes; in most others the machines are virtual. A loss is the held-out one over
+that of one learner, where nothing else is said; in parentheses are 95 % intervals over seeds, those of word error rates
+(WER) over seeds and utterances. A verdict goes by the whole interval: *better* is below 1 (WER: 0), *worse* is above
+1.03, *equal within 3 %* is between; all else is *undecided* ([how it is made](#how-it-is-made)). Written by
+`murmur papers` from rows of runs; never by hand.
 """
 HOW = (Path(__file__).parent / "method.md").read_text(encoding="utf-8")
-PICTURED = """A picture shows the seeds whose test is decoded for all its systems. The bars are 95 % intervals of each
-system alone. The interval of a difference between two systems is narrower, because both are tested on the same
-utterances.
-"""
-PLURAL = {"agrees": "agree", "differs": "differ", "undecided": "undecided"}
 
 
-def write(rows: Mapping[str, Row], out: Path) -> Path:
-    """Write papers.md and the pictures, of the rows on the newest build of each network's data; return the page."""
+def write(rows: Mapping[str, Row], out: Path, devices: Path = sixteen.RECORD) -> Path:
+    """Write papers.md of the rows on the newest build of each network's data, and its picture; return the page.
+
+    Args:
+        rows: rows by digest.
+        out: folder of the page.
+        devices: file of the rows of sixteen processes, which may be missing.
+    """
     rows = on_newest_builds(rows)
     find, every = Finder(rows), list(STUDIES.values())
     results = outcomes(every, find)
     present = [rows[each.cell.digest] for each in whole(every, rows, results) if each.known]
-    parts = [HEAD, summary(results), *pictures(find, out), one_learner(find), worst(present), HOW]
-    parts += [section(study, find, results) for study in every]
+    parts = [HEAD, summary(results, devices=devices)]
+    parts += [section(paper, find, results, out) for paper in papers()]
+    parts += [one_learner(find), worst(present), HOW]
     if present:
         parts.append(where(present))
     page = out / PAGE
@@ -58,50 +72,31 @@ def claims() -> list[tuple[Study, Claim, str]]:
     return [(s, claim, f"{s.name} {number}") for s in STUDIES.values() for number, claim in enumerate(s.claims, 1)]
 
 
-def summary(results: Results, page: str = "") -> str:
-    lines, verdicts = [], []
-    for study, claim, name in claims():
-        outcome, cited = results[name], f"[{study.cited}]({page}#{study.name})"
-        if outcome is None:
-            lines.append((cited, claim.told, claim.published, NOT_YET, ""))
-            continue
-        verdicts.append(outcome.verdict)
-        lines.append((cited, claim.told, claim.published, outcome.ours, f"**{outcome.verdict}**"))
-    counts = {verdict: verdicts.count(verdict) for verdict in PLURAL if verdict in verdicts}
-    told = ", ".join(f"{count} {v if count == 1 else PLURAL[v]}" for v, count in counts.items())
-    counted = f"Judged so far: {len(verdicts)} of {len(lines)} claims{': ' + told if told else ''}."
-    return f"{counted}\n\n{table(('paper', 'claim', 'their number', 'ours', 'verdict'), lines)}\n"
+def papers() -> list[str]:
+    """The short names of the papers, in the order of the page."""
+    return list(dict.fromkeys(study.cited for study in STUDIES.values() if study.cited))
 
 
-def pictures(find: Finder, out: Path) -> list[str]:
-    """Draw the pictures of the studies of which something is decoded; return the lines that show them."""
-    own = [line for study in STUDIES.values() if study.picture is not None and (line := study.picture(find, out))]
-    lines = []
-    for study in STUDIES.values():
-        points = points_of(study, find)
-        if len(points) > 1:
-            draw(study.name, points, out / f"papers_{study.name}.svg")
-            lines.append(f"![{study.name}: word error rate over hours of the virtual cluster](papers_{study.name}.svg)")
-    return [*lines, PICTURED, *own] if lines else own
+def anchor(paper: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", paper.lower())
 
 
-def points_of(study: Study, find: Finder) -> list[Point]:
-    """Virtual hours and word error rates of the groups of which something is decoded, over the seeds of all of them."""
-    decoded = dict[str, dict[int, Row]]()
-    for name in study.pictured:
-        try:
-            rows = study.groups[name](find)
-        except MissingRun:
-            continue
-        if by_seed := {row["cell"]["seed"]: row for row in rows if row["errors"]}:
-            decoded[name] = by_seed
-    common = set.intersection(*map(set, decoded.values())) if decoded else set()
-    points = []
-    for name, by_seed in decoded.items():
-        rows = [by_seed[seed] for seed in sorted(common)]
-        if (rate := wer(rows)) is not None:
-            points.append(Point(name, statistics.mean(seconds(row, study.machines) for row in rows) / 3600, rate))
-    return points
+def summary(results: Results, page: str = "", devices: Path = sixteen.RECORD) -> str:
+    """A line for each claim of an abstract, first those that real processes have tried."""
+    quoted = [each for each in claims() if each[1].quoted]
+    quoted.sort(key=lambda each: papers().index(each[1].cited or each[0].cited))
+    told = [(*each, sixteen.COMMAND, anchor(each[0])) for each in sixteen.lines(devices)]
+    for study, claim, name in quoted:
+        ours, verdict = ("", "") if (outcome := results[name]) is None else (outcome.ours, outcome.told)
+        command = claim.command or f"murmur papers {study.name}"
+        told.append((claim.cited or study.cited, claim.told, ours, verdict, command, anchor(study.cited)))
+    lines = [
+        (f"[{paper}]({page}#{where})", words, ours, f"**{verdict}**" if verdict else f"{NOT_YET}: `{command}`")
+        for paper, words, ours, verdict, command, where in told
+    ]
+    counted = f"{sum(results[name] is not None for *_, name in quoted)} of {len(quoted)} claims of the abstracts"
+    heads = ("paper", "claim, in the words of the abstract", "ours", "verdict")
+    return f"There are rows for {counted}.\n\n{table(heads, lines)}\n"
 
 
 def one_learner(find: Finder) -> str:
@@ -115,8 +110,10 @@ def one_learner(find: Finder) -> str:
         told = "diverged" if rate is None else f"{rate.value:.1f} % ({rate.low:.1f} to {rate.high:.1f})"
         met = rate is not None and rate.value <= limit_of(name)
         lines.append((name, SETUPS[alone.network].told, told, f"{limit_of(name):g} %", "met" if met else "missed"))
-    heads = ("one learner", "network and speech", "word error rate", "limit", "")
-    return f"## One learner\n\n{table(heads, lines)}\n"
+    heads = ("one learner", "network and speech", "word error rate (over utterances)", "limit", "")
+    return (
+        f"## One learner\n\n{base.STUDY.design.capitalize()}.\n\n{table(heads, lines)}\n\n{runs([base.STUDY], find)}\n"
+    )
 
 
 def worst(present: Sequence[Row]) -> str:
@@ -132,37 +129,35 @@ def worst(present: Sequence[Row]) -> str:
     return f"{told} Runs that diverged: {', '.join(f'`{digest}`' for digest in lost) or 'none'}.\n"
 
 
-def section(study: Study, find: Finder, results: Results) -> str:
-    told = []
-    for number, claim in enumerate(study.claims, 1):
-        outcome = results[f"{study.name} {number}"]
-        told.append(reasons(claim, outcome) + cause(study, claim, outcome, find))
-    clock = f" Machines: {MACHINES[study.machines].told}." if study.machines else ""
-    lines = list(runs(study, find))
-    heads = ("runs", "seed", "minibatch", "rate", "turns", "held-out loss", "WER %", "speed-up", "waiting", "row")
-    shown = [table(heads, lines)] if lines else []
-    listed = "\n".join(told)
-    parts = [
-        f"## {study.name}",
-        f"{study.paper}.",
-        f"Runs: {study.design}.{clock}",
-        *([listed] if told else []),
-        *shown,
-    ]
-    return "\n\n".join(parts) + "\n"
+def section(paper: str, find: Finder, results: Results, out: Path) -> str:
+    """The studies of a paper: their claims and pictures, then all their runs."""
+    mine = [study for study in STUDIES.values() if study.cited == paper]
+    parts = [f"## {paper}", f"{mine[0].paper}."]
+    for study in mine:
+        clock = f" Machines: {MACHINES[study.machines].told}." if study.machines else ""
+        parts.append(f"`murmur papers {study.name}`: {study.design}.{clock}")
+        every = [(claim, results[name]) for owner, claim, name in claims() if owner is study]
+        parts.append(
+            "\n".join(reasons(claim, outcome) + cause(study, claim, outcome, find) for claim, outcome in every)
+        )
+        if study.picture is not None and (line := study.picture(find, out)):
+            parts.append(line)
+    return "\n\n".join([*parts, runs(mine, find)]).rstrip() + "\n"
 
 
 def reasons(claim: Claim, outcome: Outcome | None) -> str:
-    rule = f"\n    - Rule: {claim.rule}."
+    cited = f" ({claim.cited})" if claim.cited else ""
+    theirs = f" Theirs: {claim.published}." if claim.published else ""
+    rule = f"\n    - Rule: {claim.rule}.{theirs}"
     if outcome is None:
-        return f"- {claim.told}: {NOT_YET}.{rule}"
+        return f"- {claim.told}{cited}: {NOT_YET}.{rule}"
     why = f" {outcome.why[0].upper()}{outcome.why[1:]}." if outcome.why else ""
-    return f"- {claim.told}: **{outcome.verdict}**.{rule}\n    - Here: {outcome.ours}.{why}"
+    return f"- {claim.told}{cited}: **{outcome.told}**.{rule}\n    - Here: {outcome.ours}.{why}"
 
 
 def cause(study: Study, claim: Claim, outcome: Outcome | None, find: Finder) -> str:
-    """Figures of the runs of the cause, unless the verdict agrees."""
-    if outcome is None or outcome.verdict == "agrees" or claim.cause is None:
+    """Figures of the runs of the cause, unless the verdict is good."""
+    if outcome is None or outcome.verdict in GOOD or claim.cause is None:
         return ""
     try:
         told = claim.cause(found(study, find, (*claim.needs, *claim.because)))
@@ -178,7 +173,17 @@ def _listed(names: Iterable[str]) -> str:
     return "; ".join(f'"{name}"' for name in names)
 
 
-def runs(study: Study, find: Finder) -> Iterable[Sequence[object]]:
+def runs(studies: Sequence[Study], find: Finder) -> str:
+    """The table of the runs of some studies, each run once."""
+    lines = dict[object, Sequence[object]]()
+    for study in studies:
+        for line in _runs(study, find):
+            lines.setdefault(line[-1], line)
+    heads = ("runs", "seed", "minibatch", "rate", "turns", "loss", "WER %", "speed-up", "waiting", "on", "row")
+    return table(heads, lines.values()) if lines else ""
+
+
+def _runs(study: Study, find: Finder) -> Iterator[Sequence[object]]:
     for name, group in study.groups.items():
         try:
             rows = group(find)
@@ -197,6 +202,7 @@ def runs(study: Study, find: Finder) -> Iterable[Sequence[object]]:
                 "-" if rate is None else f"{rate:.1f}",
                 faster,
                 waiting(row) if cell["machines"] else "-",
+                place(row)["device"],
                 f"`{row['digest']}`",
             )
 
@@ -211,39 +217,3 @@ def where(rows: Sequence[Row]) -> str:
 def table(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     cells = [heads, ["---"] * len(heads), *lines]
     return "\n".join("| " + " | ".join(str(cell).replace("|", r"\|") for cell in line) + " |" for line in cells)
-
-
-@dataclass(frozen=True)
-class Point:
-    """A system in a picture: hours of the virtual cluster, word error rate in percent."""
-
-    name: str
-    hours: float
-    rate: Interval
-
-
-def draw(name: str, points: Sequence[Point], path: Path) -> None:
-    """Draw the systems of a study."""
-    import matplotlib as mpl  # noqa: PLC0415 - it takes a second
-    from matplotlib.figure import Figure  # noqa: PLC0415
-    from matplotlib.ticker import LogLocator  # noqa: PLC0415
-
-    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        figure = Figure(figsize=(7.4, 3.4), layout="constrained")
-        axes = figure.subplots()
-        for number, point in enumerate(points):
-            marker = "s" if number == 0 else "^" if point.name.startswith("beyond") else "o"
-            value = point.rate.value
-            bars = [[value - point.rate.low], [point.rate.high - value]]
-            axes.errorbar(
-                [point.hours], [value], bars, fmt=marker, color=f"C{number % 10}", label=point.name, capsize=2
-            )
-        axes.set(xscale="log", title=name, ylabel="word error rate, %", xlabel="hours of the virtual cluster")
-        axes.xaxis.set_minor_locator(LogLocator(subs=(2.0, 3.0, 5.0)))  # more would overlap
-        for formatted in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-            formatted(lambda hours, _: f"{hours:g}")  # 0.6 in place of 6 x 10^-1
-        axes.tick_params(axis="x", which="minor", labelsize=7)
-        axes.grid(alpha=0.3, which="both")
-        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})

@@ -14,9 +14,9 @@ from murmur.comparison.rows import Row
 from murmur_papers.studies.cell import StudyCell
 from murmur_papers.studies.networks import Name
 from murmur_papers.studies.run import Finder, MissingRun
-from murmur_papers.studies.study import Claim, Go, Groups, Outcome, Study, found
+from murmur_papers.studies.study import Claim, Go, Groups, Outcome, Study, found, undecided
 from murmur_papers.studies.study import further as further_group
-from murmur_papers.studies.verdicts import EndedRunError
+from murmur_papers.studies.verdicts import GOOD, EndedRunError
 from murmur_papers.tasks.judged_frames import TRIAL
 
 STANDING_IN = {"loss": 1.0, TRIAL: 1.0}
@@ -50,19 +50,19 @@ def needed(studies: Sequence[Study]) -> list[Needed]:
 
 def _of(study: Study) -> Iterator[Needed]:
     claims = {f"{study.name} {number}": claim for number, claim in enumerate(study.claims, 1)}
-    causes = {group: name for name, claim in claims.items() for group in claim.because if group not in study.pictured}
+    causes = {group: name for name, claim in claims.items() for group in claim.because}
     for group in study.groups:
         using = {name: claim for name, claim in claims.items() if group in claim.needs}
         beside = [name for name, claim in claims.items() if group in claim.beside]
-        undecided = tuple(name for name, claim in claims.items() if group in map(further_group, claim.further))
+        left = tuple(name for name, claim in claims.items() if group in map(further_group, claim.further))
         if using:
             stage = NO_LOSS if any(claim.no_loss for claim in using.values()) else CLAIM
             yield Needed(stage, study, group, tuple(using))
         elif beside:
             yield Needed(MORE, study, group, tuple(f"{name}: beside" for name in beside))
-        elif undecided:
-            serves = tuple(f"{name}: further seeds" for name in undecided)
-            yield Needed(CLAIM, study, group, serves, further=undecided)
+        elif left:
+            serves = tuple(f"{name}: further seeds" for name in left)
+            yield Needed(CLAIM, study, group, serves, further=left)
         elif group in causes:
             yield Needed(CAUSE, study, group, (f"{causes[group]}: cause",), causes[group])
         else:
@@ -98,7 +98,8 @@ def whole(
 ) -> list[Planned]:
     """The cells that are there or can run now, each once, the most urgent stage first.
 
-    A cause is planned only if its claim is judged and does not agree, further seeds only if it is undecided without.
+    A cause is planned only if its claim is judged and the verdict is not good, further seeds only if it is undecided
+    without.
 
     Args:
         studies: studies.
@@ -111,7 +112,7 @@ def whole(
     for each in needed(studies):
         if each.further and "undecided" not in {_verdict(first[claim]) for claim in each.further}:
             continue
-        if each.claim and _verdict(results[each.claim]) in (None, "agrees"):
+        if each.claim and _verdict(results[each.claim]) in (None, *GOOD):
             continue
 
         def go(cell: StudyCell, each: Needed = each) -> Row:
@@ -162,14 +163,16 @@ def missing(studies: Sequence[Study], known: Mapping[str, Row], networks: Collec
 
 
 def judged(study: Study, claim: Claim, find: Go, further: bool = True) -> Outcome | None:
-    """The outcome of a claim; None if rows are missing.
+    """The outcome of a claim; None if rows are missing, or if no row can decide it.
 
     With `further`, a claim that its usual seeds leave undecided is judged on the further ones too, once they are there.
     The verdict is "undecided" if the rule needs the speed of a run that ended early.
     """
+    if claim.judge is None:
+        return None
     try:
         rows = found(study, find, claim.needs)
-        beside = _if_there(study, find, {name: name for name in claim.beside})
+        beside = {k: v for name in claim.beside for k, v in _if_there(study, find, {name: name}).items()}
         outcome = claim.judge({**rows, **beside})
         if further and outcome.verdict == "undecided":
             more = _if_there(study, find, {name: further_group(name) for name in claim.further})
@@ -177,7 +180,7 @@ def judged(study: Study, claim: Claim, find: Go, further: bool = True) -> Outcom
             return claim.judge({**rows, **every, **beside}) if more else outcome
         return outcome
     except EndedRunError as error:
-        return Outcome("no speed", "undecided", str(error))
+        return undecided("no speed", "a run ended early", str(error))
     except (MissingRun, FileNotFoundError):
         return None
 

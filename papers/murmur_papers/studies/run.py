@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import platform
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -37,7 +36,7 @@ from murmur.strategies import SyncSGD
 from murmur.worlds.virtual.world import VirtualWorld
 from murmur_papers.studies.cell import COMMIT, FORMAT, STACK_RATE, StudyCell, StudyMaterial
 from murmur_papers.studies.device_gradients import DeviceGradients
-from murmur_papers.studies.networks import DNN, FEED_FORWARD, SETUPS, Name
+from murmur_papers.studies.networks import DNN, FEED_FORWARD
 from murmur_papers.studies.watched import Watch
 from murmur_papers.tasks.judged_frames import JudgedTask
 from murmur_papers.tasks.random_frames import FrameTask
@@ -149,9 +148,7 @@ def _course(cell: StudyCell, plain: Any, material: StudyMaterial) -> tuple[nn.Mo
         "real_seconds": round(time.monotonic() - began[1], 1),
         "commit": COMMIT,
         "build": build_of(material.network_task(cell.network, cell.seed)),
-        "device": device,
-        "processor": processor(device),
-        "hardware": hardware() if device == "cpu" else f"{hardware()}, {name_of(device)}",
+        **machine(device),
         "date": datetime.now(UTC).date().isoformat(),
     }
     if course.model is not None:
@@ -176,6 +173,12 @@ def gradients_and_device(experiment: Experiment, cell: StudyCell, device: str) -
     return DeviceGradients(device), device
 
 
+def machine(device: str) -> dict[str, str]:
+    """Parts of a row: what computes gradients on a device. Rows that differ in them are not compared."""
+    whole = hardware() if device == "cpu" else f"{hardware()}, {name_of(device)}"
+    return {"torch": torch.__version__, "device": device, "processor": processor(device), "hardware": whole}
+
+
 def processor(device: str) -> str:
     """The kind of processor that computes gradients on a device; the last bits of sums differ between kinds."""
     if device != "cpu":
@@ -184,14 +187,8 @@ def processor(device: str) -> str:
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         name, _, value = line.partition(":")
         found.setdefault(name.strip(), value.strip())
-    kind = ", ".join(f"{name} {found[name]}" for name in ("cpu family", "model") if name in found)
-    return f"{found.get('model name', platform.machine())}, {kind}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def of_other_processors(known: Mapping[str, Row], networks: Collection[Name], here: str) -> set[str]:
-    """Kinds of processors, other than `here`, of rows of those of the networks that are compared on one kind alone."""
-    rows = (row for row in known.values() if row["cell"]["network"] in networks)
-    return {row["processor"] for row in rows if SETUPS[row["cell"]["network"]].one_kind} - {here}
+    kind = [f"{name} {found[name]}" for name in ("cpu family", "model") if name in found]
+    return ", ".join([*kind, torch.backends.cpu.get_cpu_capability()])
 
 
 def waiting(course: VirtualCourse, training: int) -> dict[str, float | None]:

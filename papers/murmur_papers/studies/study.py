@@ -10,7 +10,7 @@ from murmur.comparison.rows import Row
 from murmur_papers.studies.cell import StudyCell
 from murmur_papers.studies.networks import SETUPS, Name, Optimizer, Shape
 from murmur_papers.studies.run import loss
-from murmur_papers.studies.verdicts import Verdict
+from murmur_papers.studies.verdicts import Compared, Verdict, ratio, shown, wer_difference
 
 SEEDS, TWO_SEEDS, ONE_SEED = (0, 1, 2), (0, 1), (0,)
 FURTHER_SEEDS = (3, 4, 5)  # of a claim that three seeds leave undecided
@@ -157,11 +157,48 @@ class Brief:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of our runs for a claim: our numbers, the outcome of the rule, and more figures."""
+    """Result of our runs for a claim.
+
+    Attributes:
+        ours: our numbers.
+        verdict: the class; of several comparisons, that of the losses.
+        why: more figures.
+        in_full: the verdicts of several comparisons, or the reason of an undecided one.
+    """
 
     ours: str
     verdict: Verdict
     why: str = ""
+    in_full: str = ""
+
+    @property
+    def told(self) -> str:
+        return self.in_full or self.verdict
+
+
+def undecided(ours: str, reason: str, why: str = "") -> Outcome:
+    return Outcome(ours, "undecided", why, f"undecided: {reason}")
+
+
+def compared(value: Compared, ours: str = "", why: str = "") -> Outcome:
+    """The outcome of one comparison."""
+    return Outcome(ours or shown(value), value.verdict, why, value.told)
+
+
+def against(
+    first: Sequence[Row], second: Sequence[Row], who: str, speed: str, faster: str = "", why: str = ""
+) -> Outcome:
+    """The outcome of runs at one operating point: speed, loss and words of `second` beside `first`.
+
+    Args:
+        who: the learners.
+        speed: how fast they are.
+        faster: verdict on the speed; "" without a published one.
+    """
+    losses, words = ratio(first, second), wer_difference(first, second)
+    verdicts = f"loss {losses.told}; words {words.told}{f'; speed {faster}' if faster else ''}"
+    ours = f"{who}: {speed}, loss {shown(losses)}, WER {shown(words)}"
+    return Outcome(ours, losses.verdict, why, verdicts)
 
 
 @dataclass(frozen=True)
@@ -169,26 +206,37 @@ class Claim:
     """One conclusion of a paper.
 
     Attributes:
+        told: the words of the paper's abstract in quotation marks, with which a claim stands in the page's first table;
+            or a conclusion that no abstract has.
         published: the paper's numbers; "" if none are accessible.
-        rule: condition for agreement; fixed before any run.
+        rule: condition of the verdict; fixed before any run.
         needs: groups on which the verdict rests, the argument of `judge`.
-        because: groups that are run only if the verdict is not "agrees"; `cause` tells their figures.
+        judge: function that gives the outcome; None for a claim that only a run at the paper's size can try.
+        because: groups that are run only if the verdict is not good (`verdicts.GOOD`); `cause` tells their figures.
         no_loss: True for "as good as one learner", whose groups are run first.
-        beside: groups whose figures stand beside the verdict, once they are there.
+        beside: groups whose figures stand beside the verdict, or decide it, once they are there.
         further: needed groups that get further seeds (`further_seeds`) if the verdict with the usual ones is
             "undecided". The rule is then applied once more, to all seeds (`verdicts.ratio`).
+        cited: short name of the paper, if it is not that of the study.
+        command: what makes the runs, if it is not `murmur papers` with the name of the study.
     """
 
     told: str
     published: str
     rule: str
     needs: tuple[str, ...]
-    judge: Callable[[Groups], Outcome]
+    judge: Callable[[Groups], Outcome] | None
     because: tuple[str, ...] = ()
     cause: Callable[[Groups], str] | None = None
     no_loss: bool = False
     beside: tuple[str, ...] = ()
     further: tuple[str, ...] = ()
+    cited: str = ""
+    command: str = ""
+
+    @property
+    def quoted(self) -> bool:
+        return self.told.startswith('"')
 
 
 @dataclass(frozen=True)
@@ -198,9 +246,8 @@ class Study:
     Attributes:
         cited: short name of the paper; `paper`: authors, title, year.
         groups: functions that return the rows of a group, given a function that makes or finds the row of a cell.
-        pictured: groups in the picture of word error rates over hours.
-        picture: function that draws a picture of its own from the rows that are there, into a folder, and returns the
-            line that shows it; "" if there are too few rows.
+        picture: function that draws a picture of the rows that are there into a folder, and returns the page's line
+            that shows it; "" if there are too few rows.
     """
 
     name: str
@@ -210,7 +257,6 @@ class Study:
     groups: Mapping[str, Group]
     claims: tuple[Claim, ...] = ()
     machines: str = ""
-    pictured: tuple[str, ...] = ()
     picture: Callable[[Go, Path], str] | None = None
 
 

@@ -23,14 +23,14 @@ from pathlib import Path
 
 from murmur.comparison.rows import Row
 from murmur.report.error_rate import Interval
-from murmur_papers.studies.heldout import END, LogRatio, Pair, best_loss, interval, lost, on_one_kind, trial_loss
+from murmur_papers.studies.heldout import END, LogRatio, Pair, best_loss, comparable, interval, lost, places, trial_loss
 from murmur_papers.studies.networks import IBM_PEAK, SETUPS
 from murmur_papers.studies.rings import LEARNERS, STRATEGIES
 from murmur_papers.studies.rings import PAPER as CUI
 from murmur_papers.studies.run import MissingRun, diverged, loss
-from murmur_papers.studies.study import TWO_SEEDS, Alone, Claim, Go, Group, Groups, Outcome, Study, System
+from murmur_papers.studies.study import TWO_SEEDS, Alone, Claim, Go, Group, Groups, Outcome, Study, System, undecided
 from murmur_papers.studies.turns_picture import Lines, draw
-from murmur_papers.studies.verdicts import UNBOUNDED, Verdict, below, shown
+from murmur_papers.studies.verdicts import USUAL, holds_throughout, shown
 from murmur_papers.studies.watched import PROBED
 
 TURNS, LONGEST = (1_500, 3_000, 6_000, 12_000), 24_000
@@ -112,9 +112,11 @@ def ratios(rows: Groups, name: str) -> dict[int, LogRatio]:
 
 
 def at(rows: Groups, name: str, turns: int) -> Interval:
-    """The ratio at a number of turns; unbounded if a run diverged."""
+    """The ratio at a number of turns; infinite if a run diverged."""
     found = ratios(rows, name)
-    return interval([(1.0, found[turns])], list(found.values())) if turns in found else UNBOUNDED
+    if turns not in found:
+        return Interval(math.inf, math.inf, math.inf, USUAL)
+    return interval([(1.0, found[turns])], list(found.values()))
 
 
 def best_asynchronous(rows: Groups) -> str:
@@ -131,12 +133,13 @@ def table(rows: Groups) -> str:
     return "; ".join(f"{name} " + ", ".join(told(name, turns) for turns in numbers(name)) for name in MANY)
 
 
-@on_one_kind
+@comparable
 def near(rows: Groups) -> Outcome:
     name = best_asynchronous(rows)
     turns = numbers(name)[-1]
     found = at(rows, name, turns)
-    return Outcome(f"{shown(found)}, {name}, {turns:,} turns", below(found, LIMIT), table(rows))
+    verdict = holds_throughout(found, lambda value: value < LIMIT)
+    return Outcome(f"{LEARNERS} learners, {name}, {turns:,} turns: loss {shown(found)}", verdict, table(rows))
 
 
 def alone_losses(rows: Groups) -> list[float]:
@@ -145,29 +148,31 @@ def alone_losses(rows: Groups) -> list[float]:
     return [math.exp(statistics.mean(each)) for each in found]
 
 
-@on_one_kind
+@comparable
 def falling(rows: Groups) -> Outcome:
     name = best_asynchronous(rows)
     found, first, last = ratios(rows, name), TURNS[0], numbers(name)[-1]
     if not {first, last} <= found.keys():
-        return Outcome(f"{name} diverged", "undecided", table(rows))
+        return undecided(f"{name} diverged", "a run diverged", table(rows))
     change = interval([(1.0, found[last]), (-1.0, found[first])], list(found.values()))
     losses = alone_losses(rows)
-    falls = all(later < earlier for earlier, later in pairwise(losses[: numbers(ALONE).index(last) + 1]))
-    verdict: Verdict = below(change) if falls else "undecided"
     told = ", ".join(f"{turns:,} {value:.4f}" for turns, value in zip(numbers(ALONE), losses, strict=True))
-    ours = f"{shown(change)} of the ratio at {first:,} turns is left at {last:,}, {name}"
-    return Outcome(ours, verdict, f"one learner's losses: {told}")
+    ours = f"{LEARNERS} learners, {name}: {shown(change)} of the ratio at {first:,} turns is left at {last:,}"
+    why = f"one learner's losses: {told}"
+    if any(later >= earlier for earlier, later in pairwise(losses[: numbers(ALONE).index(last) + 1])):
+        return undecided(ours, "one learner's loss does not fall", why)
+    return Outcome(ours, holds_throughout(change, lambda value: value < 1), why)
 
 
-@on_one_kind
+@comparable
 def unfinished(rows: Groups) -> Outcome:
     steps = {
         later: LogRatio.of(list(zip(runs(rows, ALONE, n), runs(rows, ALONE, later), strict=True)), END)
         for n, later in pairwise(numbers(ALONE))
     }
     found = interval([(1.0, steps[LONGEST])], list(steps.values()))
-    return Outcome(f"{shown(found)} at {LONGEST:,} turns against {numbers(ALONE)[-2]:,}", below(found))
+    ours = f"one learner: loss {shown(found)} with {LONGEST:,} turns over that with {numbers(ALONE)[-2]:,}"
+    return Outcome(ours, holds_throughout(found, lambda value: value < 1))
 
 
 def causes(rows: Groups) -> str:
@@ -195,14 +200,14 @@ def _cause(found: Sequence[Row]) -> str:
 
 
 def picture(go: Go, out: Path) -> str:
-    """Draw ratios and courses of the runs that are there, if they are of one kind of processor."""
+    """Draw ratios and courses of the runs that are there, if they can be compared."""
     rows = dict[str, list[Row]]()
     for name, each in GROUPS.items():
         try:
             rows[name] = list(each(go))
         except MissingRun:
             continue
-    if len({row["processor"] for each in rows.values() for row in each}) != 1:
+    if places([row for each in rows.values() for row in each]):
         return ""
     found = {name: {turns: at(rows, name, turns) for turns in ratios(rows, name)} for name in MANY}
     if max(map(len, found.values())) < 2:

@@ -142,6 +142,9 @@ class Planner(Protocol):
         `sent`, `sent_by_all`: vectors of the model's length in an exchange with neighbours, and in a mean of all.
         """
 
+    def mixed(self, mixing: Mixing, K: int, vectors: float) -> Form:
+        """An exchange with neighbours after K gradients, for which learners wait; `vectors` as for `every`."""
+
     def streamed(self, K: int, fragments: int, tau: int, vectors: float) -> Form:
         """Means of one fragment after the other, each once in K gradients, that overlap the next `tau` gradients."""
 

@@ -276,8 +276,6 @@ class Recorder:
         self._by_others += compute_seconds
 
     def step(self, at: Progress, turn: int, staleness: int) -> None:
-        if not self.observers:
-            return
         spent = self.clock.since_last()
         others, self._by_others = self._by_others, 0.0
         self.observe(

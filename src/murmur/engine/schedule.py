@@ -151,6 +151,8 @@ class LargeBatch:
 
     def __post_init__(self) -> None:
         _check(self, positive=("batch", "reference", "decay"), not_negative=("warm_epochs",))
+        if not math.isfinite(self.batch / self.reference):
+            raise ValueError(f"LargeBatch needs a finite batch / reference, got {self}")
 
     def __call__(self, at: Progress) -> float:
         after = max(0, math.floor(at.epoch - self.warm_epochs + ROUNDING_EPOCHS))

@@ -151,7 +151,7 @@ class LearnerSource(ABC):
         self.recorder.heard(loss, compute_seconds)
 
     def followed(self, staleness: int) -> None:
-        if self.local_optimizer.recorded:
+        if self.local_optimizer.recorded and self.recorder.observers:
             self.recorder.step(self.progress(), self.turns.turn, staleness)
 
     async def boundary(self, me: Learner) -> None:  # noqa: ARG002 - for the sources that evaluate there

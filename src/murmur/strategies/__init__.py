@@ -11,12 +11,14 @@ from murmur.strategies.adpsgd import ADPSGD
 from murmur.strategies.asgd import ASGD, by_age, undamped
 from murmur.strategies.bmuf import BMUF
 from murmur.strategies.compressed import Compressed
+from murmur.strategies.decoupled_diloco import DecoupledDiLoCo
 from murmur.strategies.delay_by_one import DelayByOne
 from murmur.strategies.diloco import DiLoCo
 from murmur.strategies.downpour import Downpour
 from murmur.strategies.easgd import EASGD
 from murmur.strategies.gossip_pga import GossipPGA
 from murmur.strategies.kavg import KAVG
+from murmur.strategies.noloco import NoLoCo
 from murmur.strategies.own_shares import OwnShares
 from murmur.strategies.parameter_averaging import (
     Jobs,
@@ -46,12 +48,14 @@ ALL: Mapping[str, Callable[..., Strategy]] = {
         ParameterAveraging,
         DelayByOne,
         GossipPGA,
+        NoLoCo,
         ADPSGD,
         A2CiD2,
         QuasiGlobal,
         ASGD,
         Downpour,
         EASGD,
+        DecoupledDiLoCo,
         SuperLearners,
         Compressed,
         OwnShares,
@@ -80,10 +84,12 @@ __all__ = [
     "A2CiD2",
     "AdaptiveKAVG",
     "Compressed",
+    "DecoupledDiLoCo",
     "DelayByOne",
     "DiLoCo",
     "Downpour",
     "GossipPGA",
+    "NoLoCo",
     "OwnShares",
     "ParameterAveraging",
     "QuasiGlobal",

@@ -130,16 +130,17 @@ class ShardRule(ABC):
         """Change the weights by the answer to the latest exchange, shape (P,). It may land beside a gradient."""
 
 
-class ParameterShards:
-    """One learner's side of a sharded parameter server: its exchanges, its answers, and the shard that it may hold.
+class ServedShards(ABC):
+    """One learner's side of a vector that is cut into shards: the shard that it may hold, and the end of a run.
 
     Args:
         me: This learner.
         shards: Number of shards S beside gradients; at most one for each learner and each element counts.
         servers: Number of first ranks that only serve, with a shard each; 0: shards lie beside gradients.
-        rule: Rule of the exchanges.
 
     Attributes:
+        holders: Ranks that hold a shard.
+        serves_only: True if this learner takes no gradients.
         under_way: True while an answer is expected.
 
     Raises:
@@ -148,9 +149,8 @@ class ParameterShards:
             `servers`.
     """
 
-    def __init__(self, me: Learner, shards: int, servers: int, rule: ShardRule) -> None:
-        self.me, self.rule = me, rule
-        self.under_way = self._diverged = False
+    def __init__(self, me: Learner, shards: int, servers: int) -> None:
+        self.me, self.under_way = me, False
         numel = me.weights.layout.numel
         self.holders = range(servers or min(shards, me.group.size, numel))
         self.serves_only = me.group.rank < servers
@@ -165,8 +165,38 @@ class ParameterShards:
             averager.shown = self.shard
         self._serving = incarnations(me, self.holders)
         me.outer.rest = _nothing if self.serves_only else self.rest
-        self._activity: Awaitable[None] = me.spawn(self._serve(), "parameter shards")
-        self._answers = me.spawn(me.averager.answer(), "answers")  # with the part that is shown from now on
+
+    def begin(self) -> None:
+        """Begin to serve."""
+        self._activity: Awaitable[None] = self.me.spawn(self._serve(), "parameter shards")
+        self._answers = self.me.spawn(self.me.averager.answer(), "answers")  # with the part that is shown from now on
+
+    @abstractmethod
+    async def rest(self) -> None:
+        """Bring what this learner has under way to its end."""
+
+    @abstractmethod
+    def _land(self, answer: Tensor) -> None:
+        """Change the weights by an answer of all shards, shape (P,), that came beside the gradients."""
+
+    def _absorb(self, x: Tensor) -> Tensor:  # noqa: ARG002 - not all shards absorb what comes with a question
+        """Absorb a vector into the shard that this learner holds, if it is not empty; return the answer."""
+        return self.shard()
+
+    def _restart_at(self, centre: Tensor) -> None:
+        """Set the weights to the centre."""
+        self.me.weights.set_(centre)
+
+    def _all_have_given(self) -> None:  # noqa: B027 - nothing is left to do where shards absorb at once
+        """Note that all that learners give has arrived."""
+
+    def _do_due(self) -> None:  # noqa: B027 - most shards act on messages alone
+        """Do what has become due at the shard that this learner holds."""
+
+    @property
+    def _wait_seconds(self) -> float:
+        """Longest wait for a message."""
+        return self.me.averager.poll_seconds
 
     def shard(self) -> Tensor:
         """Return the shard that this learner holds. No exchange changes this vector."""
@@ -178,66 +208,6 @@ class ParameterShards:
         for server in self.me.averager.servers:
             self.me.group.post(torch.empty(0), server, CLAIMED, (self.me.latest.stop,))
 
-    def exchange(self, give: bool = True, take: bool = True) -> bool:
-        """Begin an exchange beside the gradients; return False if one is under way.
-
-        With `give` shards absorb a vector, with `take` they answer. A learner whose weights are not finite gives
-        nothing, and takes the centre.
-        """
-        if self.under_way:
-            return False
-        with self.me.outer.steady:
-            x = self._given() if give else None
-            take = take or self._diverged
-            if take:
-                self.rule.ask()
-            self.under_way, self._missing = take, len(self.holders)
-            self._ask(x, BESIDE if take else NO_ANSWER)
-        return True
-
-    def _given(self) -> Tensor | None:
-        """Return the vector that the shards get now; None if it is not finite."""
-        x = self.rule.give()
-        self._diverged = not is_finite(x)
-        if self._diverged:
-            return None
-        parts = [x[part] for part in self._parts]
-        sent = [self.me.group.as_sent(part) for part in parts]
-        x = x if all(a is b for a, b in zip(sent, parts, strict=True)) else torch.cat(sent)
-        self.rule.gave(x)
-        return x
-
-    def _land(self, answer: Tensor) -> None:
-        if not is_finite(answer):
-            raise FloatingPointError(
-                "the server's weights are not finite: training has diverged. Lower the learning rate"
-            )
-        if self._diverged:
-            self.me.weights.set_(answer)
-            self.rule.restart_at(answer)
-            self._diverged = False
-        else:
-            self.rule.land(answer)
-
-    async def rest(self) -> None:
-        """Exchange, and wait for it: the shards then have absorbed all that this learner has to give."""
-        given = Barrier(self.me.group, GIVEN)
-        self._check(given)
-        while self.under_way:
-            await self.me.seat.sleep(self.me.averager.poll_seconds)
-            self._check(given)
-        with self.me.outer.steady:
-            x = self._given()
-            self.rule.ask()
-        answer = await self._awaited(x, given)
-        with self.me.outer.steady:
-            self._land(answer)
-
-    async def end(self) -> None:
-        """Exchange a last time, then set the weights to the centre that has absorbed the exchanges of all learners."""
-        await self.rest()
-        await self._conclude()
-
     async def serve(self) -> None:
         """Serve until every minibatch is done, and take no gradients; then set the weights to the centre."""
         async for _, _, (claimed,) in self.me.messages(CLAIMED):
@@ -247,15 +217,21 @@ class ParameterShards:
     async def _conclude(self) -> None:
         self._over, self.me.outer.rest = True, None
         await self.me.averager.meet(GIVEN, self.me.seat)  # raises if a lost holder has ended the activity before
+        self._all_have_given()
         taken = Barrier(self.me.group, TAKEN)
         self._check(taken)
-        centre = await self._awaited(None, taken)
-        self.me.weights.set_(centre)
-        self.rule.restart_at(centre)
+        self._restart_at(await self._awaited(None, taken))
         await self.me.averager.meet(TAKEN, self.me.seat)
         self._end_serving()
         await self._activity
         await self._answers
+
+    async def _arrived(self, barrier: Barrier) -> None:
+        """Wait for the answers that are expected, unless the others have passed a barrier without this learner."""
+        self._check(barrier)
+        while self.under_way:
+            await self.me.seat.sleep(self.me.averager.poll_seconds)
+            self._check(barrier)
 
     def _check(self, barrier: Barrier) -> None:
         """Raise `RunOver` if the others have passed a barrier without this learner: shards answer no more."""
@@ -265,10 +241,14 @@ class ParameterShards:
             raise RunOver
 
     def _end_serving(self) -> None:
-        self.me.group.post(torch.empty(0), self.me.group.rank, SHARDS, (END, NO_ANSWER, self._launch))
+        self._tell(self.me.group.rank, END)
+
+    def _tell(self, rank: int, kind: float) -> None:
+        self.me.group.post(torch.empty(0), rank, SHARDS, (kind, NO_ANSWER, self._launch))
 
     def _ask(self, x: Tensor | None, answer: float) -> dict[int, Tensor]:
         """Give all shards their parts of x; return the answers that are known at once, by holder."""
+        self.under_way, self._missing = answer == BESIDE, len(self.holders)
         known: dict[int, Tensor] = {}
         for holder, part in zip(self.holders, self._parts, strict=True):
             given = torch.empty(0) if x is None else x[part]
@@ -299,11 +279,12 @@ class ParameterShards:
 
     async def _take_all(self) -> None:
         group = self.me.group
-        while (message := await group.poll(SHARDS, self.me.averager.poll_seconds)) is None or message.header[0] != END:
+        while (message := await group.poll(SHARDS, self._wait_seconds)) is None or message.header[0] != END:
             if not self._over:
                 check_holders(self.me, self._serving)
             if message is not None:
                 self._take(message)
+            self._do_due()
 
     def _take(self, message: Message) -> None:
         kind, answer, launch = message.header
@@ -316,23 +297,97 @@ class ParameterShards:
             tag, header = (WAITED, (launch,)) if answer == AWAITED else (SHARDS, (ANSWER, NO_ANSWER, launch))
             self.me.group.post(found, message.source, tag, header)
 
+    def _receive(self, holder: int, x: Tensor) -> None:
+        with self.me.outer.steady:
+            self._known[self._parts[holder]] = x
+            self._missing -= 1
+            if self._missing == 0 and self.under_way:
+                check_centre(self._known)
+                self._land(self._known)
+                self.me.averager.exchanges += 1
+                self.under_way = False
+
+
+def check_centre(x: Tensor) -> None:
+    """Raise FloatingPointError if a part of the centre is not finite."""
+    if not is_finite(x):
+        raise FloatingPointError("the server's weights are not finite: training has diverged. Lower the learning rate")
+
+
+class ParameterShards(ServedShards):
+    """One learner's side of a sharded parameter server: its exchanges, its answers, and the shard that it may hold.
+
+    Arguments and errors are those of `ServedShards`, with the rule of the exchanges.
+    """
+
+    def __init__(self, me: Learner, shards: int, servers: int, rule: ShardRule) -> None:
+        super().__init__(me, shards, servers)
+        self.rule, self._diverged = rule, False
+        self.begin()
+
+    def exchange(self, give: bool = True, take: bool = True) -> bool:
+        """Begin an exchange beside the gradients; return False if one is under way.
+
+        With `give` shards absorb a vector, with `take` they answer. A learner whose weights are not finite gives
+        nothing, and takes the centre.
+        """
+        if self.under_way:
+            return False
+        with self.me.outer.steady:
+            x = self._given() if give else None
+            take = take or self._diverged
+            if take:
+                self.rule.ask()
+            self._ask(x, BESIDE if take else NO_ANSWER)
+        return True
+
+    def _given(self) -> Tensor | None:
+        """Return the vector that the shards get now; None if it is not finite."""
+        x = self.rule.give()
+        self._diverged = not is_finite(x)
+        if self._diverged:
+            return None
+        parts = [x[part] for part in self._parts]
+        sent = [self.me.group.as_sent(part) for part in parts]
+        x = x if all(a is b for a, b in zip(sent, parts, strict=True)) else torch.cat(sent)
+        self.rule.gave(x)
+        return x
+
+    def _land(self, answer: Tensor) -> None:
+        if self._diverged:
+            self._restart_at(answer)
+            self._diverged = False
+        else:
+            self.rule.land(answer)
+
+    async def rest(self) -> None:
+        """Exchange, and wait for it: the shards then have absorbed all that this learner has to give."""
+        given = Barrier(self.me.group, GIVEN)
+        await self._arrived(given)
+        with self.me.outer.steady:
+            x = self._given()
+            self.rule.ask()
+        answer = await self._awaited(x, given)
+        with self.me.outer.steady:
+            check_centre(answer)
+            self._land(answer)
+
+    async def end(self) -> None:
+        """Exchange a last time, then set the weights to the centre that has absorbed the exchanges of all learners."""
+        await self.rest()
+        await self._conclude()
+
+    def _restart_at(self, centre: Tensor) -> None:
+        super()._restart_at(centre)
+        self.rule.restart_at(centre)
+
     def _absorb(self, x: Tensor) -> Tensor:
-        """Absorb a vector into the shard that this learner holds, if it is not empty; return the answer."""
         with self.me.outer.steady:
             centre = self.me.outer[CENTRE]
             if len(x) == 0:
                 return centre
             self.me.outer[CENTRE], answer = self.rule.absorb(centre, x)
             return answer
-
-    def _receive(self, holder: int, x: Tensor) -> None:
-        with self.me.outer.steady:
-            self._known[self._parts[holder]] = x
-            self._missing -= 1
-            if self._missing == 0 and self.under_way:
-                self._land(self._known)
-                self.me.averager.exchanges += 1
-                self.under_way = False
 
 
 async def _nothing() -> None:

@@ -45,7 +45,7 @@ def routed(
         for optimizer in firsts:
             stack.enter_context(route.replaced(optimizer, route.wait))
         stack.enter_context(unscaling(me.optimizer, True))
-        if firsts:
+        if me.optimizer is not last:
             stack.enter_context(route.replaced(me.optimizer, route.step))
         stack.enter_context(route.replaced(last, route.step))
         yield

@@ -241,7 +241,7 @@ class LoopSource(LearnerSource):
         optimizer = self.local_optimizer
         own = optimizer.settings
         try:
-            self.counters.rate = optimizer.scale(own, 1.0, self.progress().fraction, self.learners)
+            self.counters.rate = optimizer.scale(own, 1.0, self._fraction(self.turns.minibatches), self.learners)
             optimizer.step(g, present)
         finally:
             for group, values in zip(optimizer.optimizer.param_groups, own, strict=True):
@@ -280,8 +280,11 @@ class LoopSource(LearnerSource):
             )
         return self.progress_after(minibatches)
 
+    def _fraction(self, steps: int) -> float:
+        return math.nan if self.plan.total_steps is None else min(1.0, steps / self.plan.total_steps)
+
     def progress_after(self, steps: int) -> Progress:
-        fraction = math.nan if self.plan.total_steps is None else min(1.0, steps / self.plan.total_steps)
+        fraction = self._fraction(steps)
         training = len(self.turns.assignment.to)
         return Progress(
             steps,

@@ -23,10 +23,12 @@ from murmur.strategies import (
     KAVG,
     A2CiD2,
     AdaptiveKAVG,
+    DecoupledDiLoCo,
     DelayByOne,
     DiLoCo,
     Downpour,
     GossipPGA,
+    NoLoCo,
     ParameterAveraging,
     QuasiGlobal,
     SlowMo,
@@ -52,6 +54,8 @@ STRATEGIES: list[Strategy] = [
     StreamingDiLoCo(8, 2, 1),
     StreamingDiLoCo(7, 3, 2),
     GossipPGA(8),
+    NoLoCo(8),
+    NoLoCo(1),
     DelayByOne(),
     ADPSGD(ring),
     ADPSGD(randomized_ring),
@@ -64,6 +68,8 @@ STRATEGIES: list[Strategy] = [
     Downpour(servers=2),
     EASGD(4),
     EASGD(4, servers=1),
+    DecoupledDiLoCo(8, 4),
+    DecoupledDiLoCo(4, 2, servers=1),
     SuperLearners(ADPSGD(), 4),
     SuperLearners(SyncSGD(), 2),
 ]
@@ -80,8 +86,8 @@ CLUSTERS = {
 
 
 def by_chance(strategy: Strategy, where: str) -> bool:
-    """True for equal learners that wait for a server over a card that they share; `test_agreement` has others."""
-    return isinstance(strategy, ASGD) and where == "nodes"
+    """True for learners that wait for a server, or others each time, over a card that they share, which has no form."""
+    return isinstance(strategy, ASGD | NoLoCo) and where == "nodes"
 
 
 CASES = [case for case in thinned(STRATEGIES, list(CLUSTERS)) if not by_chance(*case.values)]  # type: ignore[arg-type]
@@ -189,6 +195,8 @@ def test_what_cannot_be_planned_is_refused() -> None:
         form_of(DelayByOne(ring), setting)
     with pytest.raises(ValueError, match=r"SuperLearners\(node_size=3\) does not divide 8 learners"):
         form_of(SuperLearners(ADPSGD(), 3), setting)
+    with pytest.raises(ValueError, match="neighbours of mixing=random_pairs have no closed form on nodes"):
+        form_of(NoLoCo(), ClusterSetting.of(CLUSTERS["nodes"]))
     with pytest.raises(ValueError, match="as they happen to use it together or in turn"):
         form_of(ASGD(), ClusterSetting.of(CLUSTERS["nodes"]))
     with pytest.raises(ValueError, match=r"needs Cluster.message_bytes"):

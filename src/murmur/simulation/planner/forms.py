@@ -9,8 +9,9 @@ bandwidth and latency of a network card.
     DelayByOne       d_i <- max(d_i + t_i, max_j d_j + C), per round, / L
     StreamingDiLoCo  d_i <- max(d_i + tau t_i, max_j d_j + C_F) + (K / F - tau) t_i, per fragment, F / (K L)
     GossipPGA        d_i <- max(d_i + t_i, max_j d_j + t_j + s_ji), j: neighbours; every H-th time max_j d_j + t_j + C
+    NoLoCo           the same with the sums of K times, a random partner for j, and no C
     ADPSGD           1 / sum_i 1 / E t_i                            gradients do not wait; rounds: `planner.rounds`
-    Downpour, EASGD  1 / sum_i 1 / E t_i                            gradients do not wait; exchanges: `planner.servers`
+    Downpour, EASGD, DecoupledDiLoCo  1 / sum_i 1 / E t_i           gradients do not wait; exchanges: `planner.servers`
     ASGD             1 / sum_i 1 / (E t_i + 2 (a + b / B + 2 b / R_copy)), or what the servers carry: `planner.servers`
     SuperLearners    the outer strategy among leaders with t = max(SyncSGD's step inside, D) and n minibatches per
                      gradient; D, a broadcast, comes on top of every step whose weights members must wait for
@@ -25,6 +26,7 @@ therefore need no formula of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -65,6 +67,23 @@ def _slowest(times: Times, K: int) -> float:
 def _bound_by(waiting: float, communicating: float, own: float) -> str:
     largest = max((communicating, NETWORK), (waiting, STRAGGLER), (own, COMPUTE))
     return largest[1]
+
+
+@dataclass(frozen=True)
+class LockStepRounds:
+    """Rounds of learners that mix with neighbours and wait for them; s_ji: seconds of an exchange begun together.
+
+    Attributes:
+        seconds: Of a round.
+        moving: Of them, for exchanges.
+        neighbours: Of a learner.
+        slowest: Largest s_ji.
+    """
+
+    seconds: float
+    moving: float
+    neighbours: float
+    slowest: float
 
 
 @dataclass(frozen=True)
@@ -138,35 +157,57 @@ class ClosedForms:
         return Form(step / count, binds, 3.0 + 2 * sent, lines)
 
     def in_step(self, mixing: Mixing, every: int, sent: int = 1, sent_by_all: int = 1) -> Form:
-        """s_ji: seconds of an exchange of neighbours that begin together."""
-        learners, cost = range(self.setting.learners), self.setting.allreduce(sent_by_all)
+        cost, rounds = self.setting.allreduce(sent_by_all), len(self.setting.times)
+        rounds = -(-max(rounds, 4 * every) // every) * every
+        mixed = self._rounds(mixing, self.setting.times, rounds, sent, every, cost)
+        step, own, count = mixed.seconds, self._own, self.setting.learners * self.setting.unit
+        moving = min(mixed.moving, step - own)
+        lines = (
+            "seconds a minibatch = (round of d_i <- max(d_i + t_i, max_j d_j + t_j + s_ji over the neighbours j)) / L,",
+            f"                      every H-th time max_j d_j + t_j + C = {step:.6g} / {count} = {step / count:.6g}"
+            f"      (H {every}, C {cost:.6g}, s at most {mixed.slowest:.6g})",
+        )
+        vectors = 2 + max(2 * sent_by_all, (2 + mixed.neighbours) * sent)
+        return Form(step / count, _bound_by(step - own - moving, moving, own), vectors, lines)
+
+    def mixed(self, mixing: Mixing, K: int, vectors: float) -> Form:
+        times = np.concatenate([self.setting.times] * -(-4 * K // len(self.setting.times)))
+        times = times[: len(times) // K * K].reshape(-1, K, self.setting.learners).sum(1)
+        mixed = self._rounds(mixing, times, max(len(times), FEWEST), 1, math.inf, 0.0)
+        step, own, count = mixed.seconds / K, self._own, self.setting.learners * self.setting.unit
+        moving = min(mixed.moving / K, step - own)
+        lines = (
+            "seconds a minibatch = (round of d_i <- max(d_i + T_i, max_j d_j + T_j + s_ji over the neighbours j)) / KL",
+            f"                    = {step:.6g} / {count} = {step / count:.6g}"
+            f"      (T_i: K gradients, K {K}, s at most {mixed.slowest:.6g})",
+        )
+        return Form(step / count, _bound_by(step - own - moving, moving, own), vectors, lines)
+
+    def _rounds(
+        self, mixing: Mixing, times: Times, count: int, sent: int, every: float, mean_seconds: float
+    ) -> LockStepRounds:
+        """Learners that mix after `times`, and after each `every`-th round wait for a mean of all."""
+        learners = range(self.setting.learners)
         cluster = replace(self.setting.cluster, message_bytes=self.setting.size * sent)
         drawn = max(FEWEST, SAMPLED // len(learners)) if changes(mixing, learners) else 1
         rounds = [[mixing(k, learners, i) for i in learners] for k in range(drawn)]
         if drawn > 1:
             _check_cards(mixing, rounds, cluster)
         edges, lags = [edges_of([rows]) for rows in rounds], [lock_step_seconds(cluster, rows) for rows in rounds]
-        steps = -(-max(len(self.setting.times), 4 * every) // every) * every
         done, waited = np.zeros(len(learners)), 0.0
-        for k in range(steps):
-            begun = done + self.setting.times[k % len(self.setting.times)]
+        for k in range(count):
+            begun = done + times[k % len(times)]
             source, to = edges[k % drawn].T
             done = begun.copy()
             if (k + 1) % every == 0:
-                done[:] = begun.max() + cost
-                waited += cost
+                done[:] = begun.max() + mean_seconds
+                waited += mean_seconds
             else:
                 np.maximum.at(done, to, begun[source] + lags[k % drawn])
                 waited += float(lags[k % drawn].max(initial=0.0))
-        step, own, count = float(done.max()) / steps, self._own, len(learners) * self.setting.unit
-        neighbours, moving = sum(map(len, edges)) / drawn / len(learners), min(waited / steps, step - own)
-        lines = (
-            "seconds a minibatch = (round of d_i <- max(d_i + t_i, max_j d_j + t_j + s_ji over the neighbours j)) / L,",
-            f"                      every H-th time max_j d_j + t_j + C = {step:.6g} / {count} = {step / count:.6g}"
-            f"      (H {every}, C {cost:.6g}, s at most {max(lag.max(initial=0.0) for lag in lags):.6g})",
-        )
-        vectors = 2 + max(2 * sent_by_all, (2 + neighbours) * sent)
-        return Form(step / count, _bound_by(step - own - moving, moving, own), vectors, lines)
+        neighbours = sum(map(len, edges)) / drawn / len(learners)
+        slowest = max(float(lag.max(initial=0.0)) for lag in lags)
+        return LockStepRounds(float(done.max()) / count, waited / count, neighbours, slowest)
 
     def streamed(self, K: int, fragments: int, tau: int, vectors: float) -> Form:
         """C_F: seconds of the mean of a fragment."""
