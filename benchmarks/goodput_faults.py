@@ -95,7 +95,7 @@ class Launch:
     """A launch of a run, or all its launches; without an outcome a loss has ended it.
 
     Attributes:
-        seconds: virtual seconds until the final model, or until the loss.
+        seconds: virtual seconds until the last step, or until the loss.
         gradients: number of gradients that were begun.
     """
 
@@ -147,8 +147,9 @@ class Launcher:
             return self.cluster.compute(learner, step)
 
         def observers(seat: Seat) -> tuple[Observer, ...]:
-            def note(_: Record) -> None:
-                seen.append(seat.now)
+            def note(record: Record) -> None:
+                if record.kind == "step":
+                    seen.append(seat.now)
 
             return (note,)
 
@@ -161,4 +162,4 @@ class Launcher:
             tolerant = Facts.of(self.experiment.strategy).tolerates_loss
             lost = world.clock.now if tolerant else faults[0].at_seconds  # the launcher ends the others at once
             return Launch(lost, sum(at <= lost for at in begun))
-        return Launch(max(seen), len(begun), outcome)
+        return Launch(max(seen, default=0.0), len(begun), outcome)
