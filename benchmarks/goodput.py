@@ -23,8 +23,8 @@ after 200 times the ideal seconds is given up, with the minibatches of its lates
 
     goodput = samples whose gradients are in the final model / samples of 16 learners in that time that only compute
 
-Seconds are those of the virtual clock until the last step, with the messages of evaluations on the way. A gradient is in the model if
-murmur counts its minibatch as done. Undone: gradients that were begun and are not in the model.
+Seconds are those of the virtual clock until the last step, with the messages of evaluations on the way. A gradient
+is in the model if murmur counts its minibatch as done. Undone: gradients that were begun and are not in the model.
 The best strategy has the highest goodput among those within 5 % of the held-out loss of one learner, which is as fast
 as the fastest one, takes the same samples, and has no faults; if there is none, it has the lowest loss.
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from goodput import ADPSGD, ALONE, STRATEGIES, Run, Study, bars_of, best, figures_of, made, page
 from goodput_faults import Launch, Scale, endure, faults_of, kills_of
+from murmur.comparison.rows import Rows
 from murmur.core.facts import layers
 from murmur.engine.trainer import Outcome
 from murmur.strategies import ALL
@@ -87,12 +88,13 @@ def test_goodput_is_one_without_faults_and_lower_after_kills(strategy: str) -> N
 
 def test_rows_that_are_there_are_not_made_again(tmp_path: Path) -> None:
     study, kept = Study(QUIET), tmp_path / "rows.jsonl"
-    cells = study.cells(1, [ALONE])
-    rows = study.rows(cells, kept)
-    assert study.rows(cells, kept) == rows
-    assert len(kept.read_text().splitlines()) == 1
-    assert rows[0]["strategy"] == ALONE
-    assert rows[0]["goodput"] is None
+    cells = study.cells(2, [ALONE, "KAVG(8"])
+    assert [cell.about["seed"] for cell in cells] == [0, 0, 0, 1, 1, 1]
+    assert len({cell.digest for cell in (*cells, *Study(KILLED).cells(2, [ALONE, "KAVG(8"]))}) == 12
+    for number, cell in enumerate(cells):
+        Rows(kept).append({"digest": cell.digest, **cell.about, "goodput": number})
+    assert [row["goodput"] for row in study.rows(cells, kept)] == list(range(6))
+    assert len(kept.read_text().splitlines()) == 6
 
 
 def row(strategy: str, goodput: float | None, loss: float, errors: int) -> dict[str, Any]:
