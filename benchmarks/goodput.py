@@ -41,7 +41,8 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -207,10 +208,22 @@ def prepared(study: Study, run: Run, task: Any) -> Prepared:
     return Prepared(replace(plain, evaluate_every_epochs=every), cluster, scaled.total, quiet, ideal)
 
 
+@contextmanager
+def errors_only() -> Iterator[None]:
+    """Log no warnings of the package inside the block: each launch would tell of its checkpoint."""
+    log = logging.getLogger("murmur")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@errors_only()
 def made(study: Study, run: Run) -> dict[str, Any]:
     """Train a run through its faults, decode test, and return the figures of its row."""
     torch.set_num_threads(1)
-    logging.getLogger("murmur").setLevel(logging.ERROR)  # each launch would tell of its checkpoint
     began, task, scale = time.process_time(), study.task(run), study.scale
     task.prepare()
     it = prepared(study, run, task)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
@@ -44,6 +45,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _threads(request: pytest.FixtureRequest) -> None:
     """Undo what commands in this process have set: several spinning threads slow all later tests."""
     torch.set_num_threads(request.config.getoption("threads"))
+
+
+@pytest.fixture(autouse=True)
+def _log_levels() -> Iterator[None]:
+    """Fail a test that leaves the log quieter than it was: later tests would wait for messages in vain."""
+    yield
+    root, package = logging.getLogger(), logging.getLogger("murmur")
+    found = {"disabled up to": root.manager.disable, "level of murmur": package.level}
+    logging.disable(logging.NOTSET)
+    package.setLevel(logging.NOTSET)
+    assert not any(found.values()), f"the test has changed the log: {found}"
 
 
 @pytest.fixture(scope="session")
