@@ -15,7 +15,8 @@ from murmur.cli import app
 from murmur.core.whole_files import write_whole
 from murmur.engine.checkpoints.checkpoint import Checkpoints
 from murmur.engine.counters import Counters
-from murmur.engine.record import JsonLines, Record
+from murmur.engine.record import Record
+from murmur.engine.run_files import JsonLines
 
 
 def trained(out: Path, *words: str) -> None:
@@ -75,7 +76,7 @@ def test_a_full_disk_names_file_bytes_and_remedy(monkeypatch: pytest.MonkeyPatch
     if not full.exists():
         pytest.skip("this system has no /dev/full")
     record = Record("step", 0, 1, 1, 1.0, 1.0, 1.0, 1.0)
-    monkeypatch.setattr("murmur.engine.record.open_plain", os.open)  # a device is refused in the place of records
+    monkeypatch.setattr("murmur.engine.run_files.open_plain", os.open)  # a device is refused in the place of records
     (tmp_path / "records.jsonl").symlink_to(full)
     with pytest.raises(OSError, match=r"/records.jsonl \(\d+ bytes\) cannot be written: the disk is full: make room"):
         JsonLines(tmp_path / "records.jsonl")(record)

@@ -16,7 +16,8 @@ from murmur.core.trace import Span
 from murmur.core.world import World
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
-from murmur.engine.record import ChromeTrace, JsonLines, Record
+from murmur.engine.record import Record
+from murmur.engine.run_files import ChromeTrace, JsonLines
 from murmur.engine.task import Loss
 from murmur.engine.trainer import Trainer
 from murmur.strategies import ADPSGD, KAVG, DelayByOne

@@ -14,7 +14,8 @@ import pytest
 from murmur.core.learner import Strategy
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import SGD
-from murmur.engine.record import JsonLines, ProgressLine, Record, duration
+from murmur.engine.record import ProgressLine, Record, duration
+from murmur.engine.run_files import JsonLines
 from murmur.engine.trainer import Trainer
 from murmur.strategies import KAVG, SyncSGD
 from murmur.tasks.toy import ToyTask

@@ -26,7 +26,7 @@ from murmur.core.world import Seat
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
-from murmur.engine.record import ChromeTrace
+from murmur.engine.run_files import ChromeTrace
 from murmur.engine.trainer import Trainer
 from murmur.report.page import write_report
 from murmur.report.read import read_run

@@ -31,7 +31,7 @@ from murmur.engine.checkpoints.checkpoint import (
 from murmur.engine.counters import ADVICE
 from murmur.engine.cover import check_elastic
 from murmur.engine.graceful_stop import Asked, GracefulStop
-from murmur.engine.record import Moment
+from murmur.engine.recorder import Moment
 from murmur.engine.resume import Resume, pack
 from murmur.engine.schedule import listens
 from murmur.engine.task import outputs_of

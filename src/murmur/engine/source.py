@@ -20,7 +20,7 @@ from murmur.core.model_mode import evaluating
 from murmur.core.moments import Moments
 from murmur.core.source import WHOLE, Gradient, Progress
 from murmur.engine.counters import BadNumbers
-from murmur.engine.record import Recorder
+from murmur.engine.recorder import Recorder
 from murmur.engine.scaling import Scaled
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ import torch
 
 from murmur.core.learner import Learner, Progress
 from murmur.core.trace import COMPUTE, DATA
-from murmur.engine.record import Record, Recorder, StragglerRecord
+from murmur.engine.record import Record, StragglerRecord
+from murmur.engine.recorder import Recorder
 
 Cause = Literal["compute", "data", "network"]
 FACTOR, RECOVERED = 1.5, 1.25  # ratios to the median of the others at which slowness begins and ends

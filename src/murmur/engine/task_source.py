@@ -29,7 +29,8 @@ from murmur.engine.counters import Counters
 from murmur.engine.cover import wanted, with_one
 from murmur.engine.experiment import Experiment
 from murmur.engine.prefetch import Prefetch, to_device
-from murmur.engine.record import Observer, Recorder
+from murmur.engine.record import Observer
+from murmur.engine.recorder import Recorder
 from murmur.engine.source import HeldOut, LearnerSource
 from murmur.engine.task import Task, data_of, seed_of, seed_torch
 

@@ -30,8 +30,10 @@ from murmur.engine.counters import tell_bad_numbers
 from murmur.engine.evaluation_points import EvaluationPoints
 from murmur.engine.experiment import Experiment
 from murmur.engine.graceful_stop import Asked
-from murmur.engine.record import Observer, begin_trace, finish_trace, forget_records, keep_trace, wait_for_spans
+from murmur.engine.record import Observer, forget_records
+from murmur.engine.recorder import wait_for_spans
 from murmur.engine.resume import Resume, join_late, resume
+from murmur.engine.run_files import begin_trace, finish_trace, keep_trace
 from murmur.engine.source import warn_of_optimizer
 from murmur.engine.stragglers import EVERY_SECONDS, Pace
 from murmur.engine.task import outputs_of

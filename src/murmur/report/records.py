@@ -19,6 +19,7 @@ KINDS = ("compute", "data", "waiting", "communicating")
 MOST_POINTS = 2000  # on the learning rate's curve
 MOST_BINS = 160  # of a curve of sums
 RISE = 0.5  # above the lowest held-out loss, relative to it: training counts as diverged
+MOST_STEPS = 2**53  # in a record
 NARROWEST = 2.0**-10  # bin, in seconds or samples
 
 
@@ -156,19 +157,23 @@ class Records:
     def _step(self, row: Mapping[str, Any], seconds: float) -> None:
         learner, samples = int(_finite(row["learner"])), _finite(row.get("samples") or 0.0)
         parts = [_finite(max(0.0, float(row.get(f"{kind}_seconds") or 0.0))) for kind in KINDS]
-        staleness = int(_finite(row.get("staleness") or 0))
+        counts = row.get("staleness_counts") or {row.get("staleness") or 0: 1}
+        stale = {int(_finite(after)): int(_finite(number)) for after, number in counts.items()}
+        steps = sum(stale.values())
+        if not 0 < steps < MOST_STEPS:
+            raise ValueError(f"a record of {steps} steps")
         spent = self.seconds_of.setdefault(learner, dict.fromkeys(KINDS, 0.0))
         for kind, part in zip(KINDS, parts, strict=True):
             spent[kind] += part
-        self.steps_of[learner] += 1
-        self.staleness[learner][staleness] += 1
+        self.steps_of[learner] += steps
+        self.staleness[learner].update(stale)
         self.timeline.setdefault(learner, Bins(len(KINDS))).spread(seconds - sum(parts), seconds, parts)
         if self.first is None or seconds < self.first[1]:
             self.first = (samples, seconds)
         self.latest[learner] = row
         if is_number(row.get("loss")):
             self.first_loss = float(row["loss"]) if self.first_loss is None else self.first_loss
-            self.losses.add(samples, (float(row["loss"]), seconds, 1.0))
+            self.losses.add(samples, (steps * float(row["loss"]), steps * seconds, float(steps)))
         else:
             self.not_finite += 1
         self.skipped[learner] = int(row.get("skipped") or 0)

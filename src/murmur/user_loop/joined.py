@@ -35,7 +35,7 @@ from murmur.core.weights import Weights
 from murmur.core.world import SCRIPT, ScriptBlock, Seat, drive
 from murmur.elastic.regrouping import end_run, regroups
 from murmur.engine.counters import Counters
-from murmur.engine.record import Recorder
+from murmur.engine.recorder import Recorder
 from murmur.user_loop.agreement import Joinable, agree, check_joinable, check_late, note_terms, terms
 from murmur.user_loop.consensus import Answers, take_over
 from murmur.user_loop.data import LearnerData

@@ -10,7 +10,8 @@ import torch
 
 from murmur.core.group import Group
 from murmur.core.world import ScriptBlock
-from murmur.engine.record import Observer, Recorder
+from murmur.engine.record import Observer
+from murmur.engine.recorder import Recorder
 from murmur.engine.stragglers import EVERY_SECONDS, Pace
 from murmur.user_loop.block_checks import BlockChecks
 from murmur.user_loop.loop import LoopSeat

@@ -19,16 +19,9 @@ from murmur.core.stop_signals import STOPPED_STATUS, Stopped
 from murmur.core.trace import Span
 from murmur.core.whole_files import FinishedLines, write_whole
 from murmur.engine.experiment import describe
-from murmur.engine.record import (
-    Record,
-    Recorder,
-    begin_trace,
-    finish_trace,
-    forget_records,
-    keep_trace,
-    read_line,
-    wait_for_spans,
-)
+from murmur.engine.record import Record, forget_records, read_line
+from murmur.engine.recorder import Recorder, wait_for_spans
+from murmur.engine.run_files import begin_trace, finish_trace, keep_trace
 from murmur.run.folder.contents import LAUNCH, RUN, read_facts, refuse_links, remove_unused
 from murmur.run.folder.lock import ENDED, LOCK, Ending, FolderLock, read_ending, write_ending
 from murmur.run.folder.provenance import provenance

@@ -21,7 +21,7 @@ from murmur.core.membership import NOTHING, Preparation
 from murmur.core.source import SKIPPED_SAMPLES
 from murmur.core.world import drive
 from murmur.elastic.elastic_group import ElasticGroup
-from murmur.engine.record import Recorder
+from murmur.engine.recorder import Recorder
 from murmur.engine.scaling import Fixed, Scaled
 from murmur.engine.source import Figures, HeldOut, LearnerSource
 from murmur.engine.stragglers import Pace

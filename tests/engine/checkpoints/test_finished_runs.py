@@ -15,7 +15,8 @@ from murmur.engine import evaluation_points
 from murmur.engine.budget import Budget
 from murmur.engine.checkpoints.checkpoint import Checkpoints, read_pair
 from murmur.engine.optim.optimizer import SGD
-from murmur.engine.record import JsonLines, Record
+from murmur.engine.record import Record
+from murmur.engine.run_files import JsonLines
 from murmur.engine.trainer import Trainer
 from murmur.strategies import ADPSGD, KAVG, DelayByOne, Downpour, OwnShares, SuperLearners, SyncSGD
 from murmur.tasks.toy import ToyTask

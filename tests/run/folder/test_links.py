@@ -15,7 +15,7 @@ from murmur.cli import app
 from murmur.comparison.rows import Rows
 from murmur.core.plain_files import NotPlainFile, open_plain, plain_file, read_plain
 from murmur.core.whole_files import name_beside
-from murmur.engine.record import AppendedFile, begin_trace, finish_trace
+from murmur.engine.run_files import AppendedFile, begin_trace, finish_trace
 from murmur.run.folder import contents
 from murmur.run.folder.contents import opened
 from murmur.run.folder.lock import LOCK, FolderLock, held, holder_of, state_of, write_reason
