@@ -145,7 +145,7 @@ def test_the_page_stands_on_its_own(tmp_path: Path) -> None:
     assert not re.findall(r"url\((?!#)", page)
     assert not re.findall(r"<(?:link|img|iframe|object)\b(?![^>]*data:)", page)
     svgs = re.findall(r"<svg(?! class=.swatch)[^>]*>", page)
-    assert len(svgs) == 10  # no staleness in lock-step runs
+    assert len(svgs) == 7  # no staleness in lock-step runs
     for svg in svgs:
         assert 'role="img"' in svg
         assert "viewBox" in svg

@@ -18,6 +18,7 @@ from murmur.report.page import write_text
 from murmur.report.swim_lanes import stand_alone
 from murmur.report.timeline import run_timeline
 from murmur.run.configuration import resolved, strategy_of
+from murmur.simulation.planner.table import shown
 from murmur.simulation.scenario import Scenario
 from murmur.simulation.timeline import strategy_timeline
 
@@ -112,13 +113,14 @@ def trace_of(path: Path) -> Path | None:
     return path / "trace.json" if path.is_dir() else path if path.suffix == ".json" else None
 
 
-def strategies_of(source: str | None, chosen: Sequence[str]) -> list[Strategy]:
-    """Return the strategies to draw, chosen by texts or by an experiment."""
+def strategies_of(source: str | None, chosen: Sequence[str]) -> dict[str, Strategy]:
+    """Return the strategies to draw, chosen by texts or by an experiment, with their names."""
     if chosen:
-        return [strategy_of(text) for text in chosen]
+        return {text: strategy_of(text) for text in chosen}
     if source is None:
         raise SettingError("nothing to draw: name a run, an experiment, or a --strategy such as 'ADPSGD()'")
-    return [resolved(source, ()).strategy]
+    strategy = resolved(source, ()).strategy
+    return {shown(strategy): strategy}
 
 
 def scenario_of(cluster: Virtual, spread: Spread) -> Scenario:

@@ -311,20 +311,17 @@ def spent(runs: Sequence[Run]) -> Figure | None:
     found = [(run, run.records.seconds_of) for run in runs if run.records.seconds_of]
     if not found:
         return None
-    told = []
+    told, rows = [], []
     for run, learners in found:
         sums = {kind: sum(seconds[kind] for seconds in learners.values()) for kind in KINDS}
-        whole = sum(sums.values()) or 1.0
-        told.append(f"{run.name}: {', '.join(f'{kind} {s / whole:.1%}' for kind, s in sums.items() if s > 0)}")
+        shares = (f"{kind} {100 * s / sum(sums.values()):.0f} %" for kind, s in sums.items() if s > 0)
+        told.append(f"{run.name}: {', '.join(shares)}.")
+        for learner, seconds in sorted(learners.items()):
+            name = f"{short(run.name)}: {learner}" if len(runs) > 1 else f"learner {learner}"
+            rows.append((name, *(f"{seconds[kind]:.4g}" for kind in KINDS)))
     virtual = " (virtual seconds)" if any(run.simulated for run in runs) else ""
-    rows = [
-        (run.name, str(learner), *(f"{learners[learner][kind]:.4g}" for kind in KINDS))
-        for run, learners in found
-        for learner in sorted(learners)
-    ]
-    table: Table = (("run", "learner", *(f"{kind}, s" for kind in KINDS)), tuple(rows))
-    words = "; ".join(told)
-    return Figure(f"Time of each learner by activity{virtual}", "", words, f"{words}.", table)
+    words, table = " ".join(told), (("", *(f"{kind}, s" for kind in KINDS)), tuple(rows))
+    return Figure(f"Time of each learner by activity{virtual}", "", words, words, table)
 
 
 def timelines(runs: Sequence[Run]) -> list[Figure]:

@@ -104,8 +104,12 @@ def swim_lanes(title: str, groups: Sequence[Lanes], start: float, end: float, no
         body += _group(group, axis, top)
         words += _words(group, axis)
         top += PITCH * len(group.shown)
-    used = {span.kind for group in groups for span in group.spans}
-    legend, below = _legend([kind for kind in reversed(KINDS) if kind in used], any(g.transfers for g in groups), top)
+    used = {
+        span.kind for group in groups for span in group.spans if start < span.end_seconds and span.start_seconds < end
+    }
+    legend, below = _legend(
+        [kind for kind in reversed(KINDS) if kind in used], any(f'"{MESSAGE}"' in line for line in body), top
+    )
     notes = [_text(EDGE, below + LINE * i, line) for i, line in enumerate(lines_of(note))]
     height = below + LINE * len(notes) - 4
     head = f'<svg class="lanes" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
