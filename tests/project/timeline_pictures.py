@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from murmur.commands.options import Spread
-from murmur.commands.timeline import Virtual, scenario_of
+from murmur.commands.timeline import ClusterOptions
 from murmur.report.swim_lanes import stand_alone
 from murmur.run.configuration import strategy_of
+from murmur.simulation.scenario import Scenario
 from murmur.simulation.timeline import strategy_timeline
 from murmur.strategies import ALL
 from tests.project.generated_block import ROOT
@@ -32,7 +32,7 @@ FREQUENT = {  # strategies that average too rarely for a short picture, with set
 
 def drawn(strategies: tuple[str, ...], straggler: str, gradients: int) -> str:
     """Return a picture as `murmur timeline` writes it."""
-    cluster = scenario_of(Virtual(), Spread(stragglers=(straggler,))).cluster_of_loops()
+    cluster = Scenario(**vars(ClusterOptions()), stragglers=(straggler,)).cluster_of_loops()
     return stand_alone(strategy_timeline({text: strategy_of(text) for text in strategies}, cluster, gradients))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -11,7 +10,6 @@ import typer
 
 from murmur.commands.options import Chosen, Spread, grouped
 from murmur.core.errors import SettingError
-from murmur.core.learner import Strategy
 from murmur.core.path_checks import file_to_write, not_an_input
 from murmur.core.printable import say
 from murmur.report.page import write_text
@@ -23,7 +21,6 @@ from murmur.simulation.scenario import Scenario
 from murmur.simulation.timeline import strategy_timeline
 
 app = typer.Typer(add_completion=False)
-KIND, STEP_SECONDS, MODEL_BYTES = "ethernet-1g", 0.1, 4e6  # of a strategy: an exchange takes a third of a gradient
 
 Source = Annotated[
     str | None,
@@ -35,20 +32,21 @@ Source = Annotated[
 
 
 @dataclass(frozen=True)
-class Virtual:
-    """The virtual cluster of a strategy; the fields are those of a scenario.
+class ClusterOptions:
+    """The virtual cluster of a strategy; the fields are those of a scenario. A vector takes a third of a gradient.
 
     Attributes:
-        kind: One of the clusters of murmur plan; by default one of 1 Gb/s Ethernet.
-        step_seconds: Seconds per gradient of one learner; 0.1 by default.
-        model_bytes: Bytes of a vector on the wire; 4 MB by default.
+        learners: Number of learners.
+        kind: One of the clusters of murmur plan.
+        step_seconds: Seconds per gradient of one learner.
+        model_bytes: Bytes of a vector on the wire.
     """
 
     panel: ClassVar[str] = "Virtual cluster"
-    learners: Annotated[int | None, typer.Option(min=1, help="Number of learners; 4 by default.")] = None
-    kind: Annotated[str | None, typer.Option("--cluster")] = None
-    step_seconds: float | None = None
-    model_bytes: Annotated[float | None, typer.Option(min=0.0)] = None
+    learners: Annotated[int, typer.Option(min=1)] = 4
+    kind: Annotated[str, typer.Option("--cluster")] = "ethernet-1g"
+    step_seconds: float = 0.1
+    model_bytes: float = 4e6
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,14 @@ class Part:
     """The drawn part, and the file.
 
     Attributes:
-        gradients: Length of the picture of a strategy, in gradients of the fastest learner; 12 by default.
-        start: Seconds at which the picture begins; by default the beginning.
+        gradients: Length of the picture of a strategy, in gradients of the fastest learner.
+        start: Seconds at which the picture begins; by default at the first span.
         seconds: Length of the picture in seconds; of a run by default 30 gradients.
         out: SVG file to write.
     """
 
     panel: ClassVar[str] = "Picture"
-    gradients: Annotated[int | None, typer.Option(min=1)] = None
+    gradients: Annotated[int, typer.Option(min=1)] = 12
     start: Annotated[float | None, typer.Option("--from", min=0.0)] = None
     seconds: Annotated[float | None, typer.Option(min=1e-6)] = None
     out: Path = Path("timeline.svg")
@@ -83,51 +81,27 @@ A stretch of a real or simulated run, from its trace.json: murmur timeline RUN -
 @app.command("timeline", help=HELP)
 @grouped
 def timeline_command(
-    source: Source = None, *, chosen: Chosen = (), cluster: Virtual, spread: Spread, part: Part
+    source: Source = None, *, chosen: Chosen = (), cluster: ClusterOptions, spread: Spread, part: Part
 ) -> None:
     file_to_write(part.out, "--out")
-    trace = None if source is None else trace_of(Path(source))
-    if trace is not None:
-        given = [*chosen, *spread.stragglers, spread.jitter or None, part.gradients]
-        if any(value is not None for value in [*given, *(getattr(cluster, f.name) for f in fields(cluster))]):
+    path = Path(source or "")
+    if source is not None and (path.is_dir() or path.suffix == ".json"):
+        if chosen or (cluster, spread, part.gradients) != (ClusterOptions(), Spread(), Part.gradients):
             raise SettingError(f"{source} is a run: it takes --from, --seconds and --out alone")
+        trace = path / "trace.json" if path.is_dir() else path
         if not trace.is_file():
             raise SettingError(f"there is no trace {trace}: name a folder of murmur train or simulate")
         not_an_input(part.out, "--out", [trace])
         svg, told = run_timeline(trace, trace.absolute().parent.name, part.start, part.seconds)
         say(told)
     else:
-        svg = strategy_timeline(
-            strategies_of(source, chosen),
-            scenario_of(cluster, spread).cluster_of_loops(),
-            part.gradients or 12,
-            part.start or 0.0,
-            part.seconds,
-        )
+        strategies = {text: strategy_of(text) for text in chosen}
+        if source is not None and not chosen:
+            own = resolved(source, ()).strategy
+            strategies = {shown(own): own}
+        if not strategies:
+            raise SettingError("nothing to draw: name a run, an experiment, or a --strategy such as 'ADPSGD()'")
+        machines = Scenario(**vars(cluster), **vars(spread)).cluster_of_loops()
+        svg = strategy_timeline(strategies, machines, part.gradients, part.start or 0.0, part.seconds)
     write_text(part.out, stand_alone(svg))
     say(f"{part.out}")
-
-
-def trace_of(path: Path) -> Path | None:
-    """Return the trace of a run folder; None if the path names an experiment."""
-    return path / "trace.json" if path.is_dir() else path if path.suffix == ".json" else None
-
-
-def strategies_of(source: str | None, chosen: Sequence[str]) -> dict[str, Strategy]:
-    """Return the strategies to draw, chosen by texts or by an experiment, with their names."""
-    if chosen:
-        return {text: strategy_of(text) for text in chosen}
-    if source is None:
-        raise SettingError("nothing to draw: name a run, an experiment, or a --strategy such as 'ADPSGD()'")
-    strategy = resolved(source, ()).strategy
-    return {shown(strategy): strategy}
-
-
-def scenario_of(cluster: Virtual, spread: Spread) -> Scenario:
-    return Scenario(
-        learners=cluster.learners or 4,
-        kind=cluster.kind or KIND,
-        step_seconds=cluster.step_seconds or STEP_SECONDS,
-        model_bytes=MODEL_BYTES if cluster.model_bytes is None else cluster.model_bytes,
-        **vars(spread),
-    )

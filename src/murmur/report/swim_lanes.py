@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import count, takewhile
 
 from rich.cells import chop_cells
 
@@ -25,6 +24,7 @@ WIDTH, EDGE, LEFT, RIGHT, LINE = 440, 4, 66, 14, 16  # of the picture, texts, la
 PITCH, BOX, STRIP = 25, 12, 4  # from lane to lane; height of a gradient, and of the strip of an exchange below it
 CELLS = 62  # of a line of text, a wide character counting as two
 MOST_LANES, MOST_TICKS = 16, 6
+HAIR = 0.05  # widest box that is too narrow to be seen
 KINDS = {  # kind -> its words, top and height in the lane; a later one covers an earlier one
     WAITING: ("waiting", 4, 4),
     COMMUNICATING: ("exchange", 0, BOX + STRIP),
@@ -86,8 +86,7 @@ class Axis:
         rough = (self.end - self.start) / MOST_TICKS
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(step * power for step in (1, 2, 5, 10) if step * power >= 0.999 * rough)
-        first = math.ceil(self.start / step)
-        return list(takewhile(lambda tick: tick <= self.end + step / 1e6, (step * i for i in count(first))))
+        return [step * i for i in range(math.ceil(self.start / step), math.floor(self.end / step + 1e-6) + 1)]
 
 
 def swim_lanes(title: str, groups: Sequence[Lanes], start: float, end: float, note: str = "") -> str:
@@ -96,7 +95,8 @@ def swim_lanes(title: str, groups: Sequence[Lanes], start: float, end: float, no
     `title` is its title for readers who cannot see it; their description is made from the spans.
     """
     axis, top = Axis(start, end), 8
-    body, words = [], []
+    body: list[str] = []
+    words: list[str] = []
     for group in groups:
         for line in lines_of(group.name):
             body.append(_text(EDGE, top + 10, line, "name"))
@@ -104,12 +104,8 @@ def swim_lanes(title: str, groups: Sequence[Lanes], start: float, end: float, no
         body += _group(group, axis, top)
         words += _words(group, axis)
         top += PITCH * len(group.shown)
-    used = {
-        span.kind for group in groups for span in group.spans if start < span.end_seconds and span.start_seconds < end
-    }
-    legend, below = _legend(
-        [kind for kind in reversed(KINDS) if kind in used], any(f'"{MESSAGE}"' in line for line in body), top
-    )
+    used = [kind for kind in (*reversed(KINDS), MESSAGE) if any(f'class="{kind}"' in line for line in body)]
+    legend, below = _legend(used, top)
     notes = [_text(EDGE, below + LINE * i, line) for i, line in enumerate(lines_of(note))]
     height = below + LINE * len(notes) - 4
     head = f'<svg class="lanes" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
@@ -141,7 +137,7 @@ def _group(group: Lanes, axis: Axis, top: int) -> Iterator[str]:
             f"M{_number(x)} {at[span.learner] + down}h{_number(width)}v{height}h{_number(-width)}z"
             for span in group.spans
             if span.kind == kind and span.learner in at
-            if (width := axis.x(span.end_seconds) - (x := axis.x(span.start_seconds))) > 0
+            if (width := axis.x(span.end_seconds) - (x := axis.x(span.start_seconds))) > HAIR
         ]
         if boxes:
             yield f'<path class="{kind}" d="{"".join(boxes)}"/>'
@@ -178,10 +174,10 @@ def _grid(axis: Axis, bottom: int) -> Iterator[str]:
         yield _text(min(axis.x(tick), WIDTH - 4 * len(text)), bottom + 12, text, middle=True)
 
 
-def _legend(kinds: Sequence[str], messages: bool, top: int) -> tuple[list[str], int]:
+def _legend(kinds: Sequence[str], top: int) -> tuple[list[str], int]:
     """The legend below the axis, and the base line of the text below it."""
     made, x, y = [], EDGE, top + 34
-    for kind in [*kinds, *([MESSAGE] if messages else [])]:
+    for kind in kinds:
         words, down, height = KINDS.get(kind, (MESSAGE, 0, 0))
         wide = 32 + 7 * len(words)
         if x + wide > WIDTH:
@@ -196,7 +192,7 @@ def _legend(kinds: Sequence[str], messages: bool, top: int) -> tuple[list[str], 
 
 def _words(group: Lanes, axis: Axis) -> Iterator[str]:
     sent = Counter(t.source for t in group.transfers if axis.start <= t.sent_seconds < axis.end)
-    yield f"{group.name}, {tick_texts([axis.start, axis.end])[0]} to {tick_texts([axis.start, axis.end])[1]} s"
+    yield f"{group.name}, {' to '.join(tick_texts([axis.start, axis.end]))} s"
     for learner in group.shown:
         spans = [span for span in group.spans if span.learner == learner]
         parts = []
