@@ -56,7 +56,7 @@ def test_a_fast_learner_waits_exactly_for_the_slow_one() -> None:
     svg = strategy_timeline({"KAVG(K=1)": KAVG(1)}, cluster, 1, seconds=7.2)
     assert drawn(svg, "compute") == [(66, 24, 50), (266, 24, 50), (66, 49, 100), (266, 49, 100)]
     assert drawn(svg, "waiting") == [(116, 28, 50), (316, 28, 50)]
-    assert drawn(svg, "communicating") == [(166, 24, 100), (166, 49, 100), (366, 24, 60), (366, 49, 60)]
+    assert drawn(svg, "communicating") == [(166, 24, 100), (366, 24, 60), (166, 49, 100), (366, 49, 60)]
     assert "one of learner 1 takes 2 times as long" in svg
 
 
@@ -104,6 +104,7 @@ def test_a_run_of_its_own_folder(tmp_path: Path) -> None:
         (("empty", "--strategy", "KAVG"), "empty is a run"),
         (("spanless",), "spanless/trace.json holds no spans"),
         (("spanless", "--out", "spanless/trace.json"), "spanless/trace.json"),
+        (("--strategy", "KAVG()", "--seconds", "21"), "at most 200 gradients of the fastest learner"),
         (("--strategy", "KAVG()", "--straggler", "9=2x"), "there are learners 0..3"),
         (("--strategy", "KAVG()", "--cluster", "etherned-1g"), "did you mean 'ethernet-1g'"),
     ],

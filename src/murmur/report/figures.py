@@ -314,8 +314,9 @@ def spent(runs: Sequence[Run]) -> Figure | None:
     told, rows = [], []
     for run, learners in found:
         sums = {kind: sum(seconds[kind] for seconds in learners.values()) for kind in KINDS}
-        shares = (f"{kind} {100 * s / sum(sums.values()):.0f} %" for kind, s in sums.items() if s > 0)
-        told.append(f"{run.name}: {', '.join(shares)}.")
+        shares = {kind: 100 * s / (sum(sums.values()) or 1.0) for kind, s in sums.items()}
+        shown = (f"{kind} {share:.0f} %" for kind, share in shares.items() if share >= 0.5)
+        told.append(f"{run.name}: {', '.join(shown) or 'no time recorded'}.")
         for learner, seconds in sorted(learners.items()):
             name = f"{short(run.name)}: {learner}" if len(runs) > 1 else f"learner {learner}"
             rows.append((name, *(f"{seconds[kind]:.4g}" for kind in KINDS)))
@@ -339,7 +340,7 @@ def timeline(run: Run) -> Figure | None:
         svg, told = run_timeline(trace, run.name)
     except ReportError as empty:
         return Figure(title, "", str(empty), f"{empty}.")
-    return Figure(title, svg, told, "`murmur timeline` draws other stretches.")
+    return Figure(title, svg, told, "The command murmur timeline draws other stretches.")
 
 
 def graphs(runs: Sequence[Run]) -> list[Figure]:

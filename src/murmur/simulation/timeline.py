@@ -16,6 +16,7 @@ from murmur.worlds.virtual.clock import Deadlock, Livelock
 from murmur.worlds.virtual.cluster import Cluster
 from murmur.worlds.virtual.world import VirtualWorld
 
+MOST_GRADIENTS = 200
 MARGIN = 2  # gradients of each learner after the drawn ones, so that the end of the run is not drawn
 
 
@@ -33,9 +34,17 @@ def strategy_timeline(
         gradients: Length of the picture, in gradients of the fastest learner.
         start: Seconds of the run at which the picture begins.
         seconds: Length of the picture, in place of `gradients`.
+
+    Raises:
+        SettingError: The picture is too long, or a run cannot end.
     """
     pace = min(cluster.compute(learner, 0) for learner in range(cluster.learners))
-    end = start + (gradients * pace if seconds is None else seconds)
+    length = gradients * pace if seconds is None else seconds
+    if length > MOST_GRADIENTS * pace:
+        raise SettingError(
+            f"a picture holds at most {MOST_GRADIENTS} gradients of the fastest learner: draw less of it"
+        )
+    end = start + length
     minibatches = (math.ceil(end / pace) + MARGIN) * cluster.learners
     groups = [lanes_of(name, strategy, cluster, minibatches) for name, strategy in strategies.items()]
     title = f"Timeline of {', '.join(strategies)}"
