@@ -112,6 +112,9 @@ TRAINER = Plugin(
             GOES_ON,
             resumes=True,
         ),
+        "timeline": Command(
+            "murmur.commands.timeline", "Draw what each learner does over time: of a strategy, or of a run."
+        ),
         "watch": Command(
             "murmur.commands.watch",
             "Watch a run in the terminal: progress, loss, slow and lost learners, time left.",

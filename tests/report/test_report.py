@@ -145,7 +145,7 @@ def test_the_page_stands_on_its_own(tmp_path: Path) -> None:
     assert not re.findall(r"url\((?!#)", page)
     assert not re.findall(r"<(?:link|img|iframe|object)\b(?![^>]*data:)", page)
     svgs = re.findall(r"<svg(?! class=.swatch)[^>]*>", page)
-    assert len(svgs) == 10  # no staleness in lock-step runs
+    assert len(svgs) == 7  # no staleness in lock-step runs
     for svg in svgs:
         assert 'role="img"' in svg
         assert "viewBox" in svg
@@ -170,6 +170,21 @@ def test_staleness_is_shown_where_there_is_any(tmp_path: Path) -> None:
     stale = (folder / "records.jsonl").read_text().replace('"staleness": 0', '"staleness": 2')
     (folder / "records.jsonl").write_text(stale)
     assert "Staleness" in write_report([folder], tmp_path / "r.html").read_text()
+
+
+def test_timelines_come_from_the_trace_and_shares_are_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "two", learners=2)
+    page = write_report([run], tmp_path / "r.html").read_text()
+    assert f"{run}/trace.json holds no spans." in page  # it has events without times
+    assert "two: compute 67 %, waiting 33 %." in page
+    span = {"ph": "X", "cat": "compute", "pid": 1, "ts": 1e6, "dur": 250000.0}
+    (run / "trace.json").write_text(f"[\n{json.dumps(span)},\n")
+    page = write_report([run], tmp_path / "r.html").read_text()
+    lanes = re.findall(r'<svg class="lanes".*?</svg>', page, re.DOTALL)
+    assert len(lanes) == 1
+    assert ">learner 1<" in lanes[0]
+    assert "style" not in lanes[0]
+    assert ".lanes .compute{fill:var(--c0)" in page  # the colours of the page
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -46,6 +46,16 @@ class Span:
         }
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """One vector on its way between two learners, in seconds since the start of the run."""
+
+    source: int
+    to: int
+    sent_seconds: float
+    arrived_seconds: float
+
+
 class Trace:
     """The spans of one learner. `now` gives the world's seconds; `sink` receives every span as it ends."""
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES: tuple[tuple[int, tuple[float, ...]], ...] = ((0, ()), (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
-KIND_COLOURS = {"compute": "#0072b2", "data": "#56b4e9", "waiting": "#e69f00", "communicating": "#d55e00"}
 INK, GREY, GRID = "#1b1b1b", "#b8b8b8", "#e4e4e4"
 THEME: Mapping[str, str] = {colour: f"var(--c{index})" for index, colour in enumerate(COLOURS)} | {
     INK: "var(--ink)",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from murmur.report.drawn import (
     GRID,
     HEIGHT_INCHES,
     INK,
-    KIND_COLOURS,
     Figure,
     Table,
     bars,
@@ -28,8 +26,9 @@ from murmur.report.drawn import (
     short,
     spaced,
 )
-from murmur.report.read import Run
-from murmur.report.records import KINDS, Bins
+from murmur.report.read import ReportError, Run
+from murmur.report.records import KINDS
+from murmur.report.timeline import run_timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -237,8 +236,7 @@ def _ends(points: Points) -> Points:
     return [points[place * (len(points) - 1) // (MOST_NUMBERS - 1)] for place in range(MOST_NUMBERS)]
 
 
-MOST_BARS, MOST_ROWS, MOST_TIMELINES = 24, 16, 6
-MOST_COLUMNS = 96  # columns of a timeline
+MOST_TIMELINES = 6
 ROUNDS = 16  # of averaging shown in a graph
 MOST_NODES, MOST_CONTRACTED = 128, 64
 
@@ -309,70 +307,40 @@ def speed_ups(runs: Sequence[Run]) -> list[tuple[Run, float, float]]:
 
 
 def spent(runs: Sequence[Run]) -> Figure | None:
-    rows = [(run, learner) for run in runs for learner in sorted(run.records.seconds_of)]
-    if not rows:
+    """Seconds of each learner by activity, as text: the shares of each run, and a table."""
+    found = [(run, run.records.seconds_of) for run in runs if run.records.seconds_of]
+    if not found:
         return None
-    if len(rows) > MOST_BARS:  # an even choice: hundreds of bars are unreadable
-        rows = [rows[place * len(rows) // MOST_BARS] for place in range(MOST_BARS)]
-    names = [f"{short(run.name)}: {learner}" if len(runs) > 1 else f"learner {learner}" for run, learner in rows]
-    parts = {kind: [run.records.seconds_of[learner][kind] for run, learner in rows] for kind in KINDS}
+    told, rows = [], []
+    for run, learners in found:
+        sums = {kind: sum(seconds[kind] for seconds in learners.values()) for kind in KINDS}
+        shares = {kind: 100 * s / (sum(sums.values()) or 1.0) for kind, s in sums.items()}
+        shown = (f"{kind} {share:.0f} %" for kind, share in shares.items() if share >= 0.5)
+        told.append(f"{run.name}: {', '.join(shown) or 'no time recorded'}.")
+        for learner, seconds in sorted(learners.items()):
+            name = f"{short(run.name)}: {learner}" if len(runs) > 1 else f"learner {learner}"
+            rows.append((name, *(f"{seconds[kind]:.4g}" for kind in KINDS)))
     virtual = " (virtual seconds)" if any(run.simulated for run in runs) else ""
-    return bars(f"Time of each learner by activity{virtual}", names, parts, KIND_COLOURS)
+    words, table = " ".join(told), (("", *(f"{kind}, s" for kind in KINDS)), tuple(rows))
+    return Figure(f"Time of each learner by activity{virtual}", "", words, words, table)
 
 
 def timelines(runs: Sequence[Run]) -> list[Figure]:
-    """Figure of each run's computing and waiting times by learner; empty for very many runs."""
+    """Swim-lanes of the beginning of each run; empty for very many runs."""
     return present(map(timeline, runs)) if len(runs) <= MOST_TIMELINES else []
 
 
 def timeline(run: Run) -> Figure | None:
-    """One strip per learner: the shares of computing, waiting for data and others, and communicating over time."""
-    known = sorted(run.records.timeline)
-    if not known or run.records.last_seconds <= 0:
+    """Swim-lanes of the beginning of a run; None without a trace."""
+    trace = run.folder / "trace.json"
+    if not trace.is_file():
         return None
-    shown = known if len(known) <= MOST_ROWS else [known[i * len(known) // MOST_ROWS] for i in range(MOST_ROWS)]
-    began = run.records.first[1] if run.records.first else 0.0
-
-    def draw(axes: Axes) -> None:
-        for row, learner in enumerate(shown):
-            starts, layers = strips(run.records.timeline[learner])
-            floor = [row + 0.42] * len(starts)
-            for kind, layer in zip(KINDS, layers, strict=True):
-                top = [low - 0.84 * share for low, share in zip(floor, layer, strict=True)]
-                if any(layer):
-                    axes.fill_between(starts, floor, top, step="post", color=KIND_COLOURS[kind], linewidth=0)
-                floor = top
-        for kind in KINDS:
-            axes.fill_between([], [], [], color=KIND_COLOURS[kind], label=kind)
-        axes.set_yticks(range(len(shown)), [f"learner {learner}" for learner in shown])
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.set_xlim(0.98 * began if began > 0.5 * run.records.last_seconds else 0, run.records.last_seconds)
-        axes.set_xlabel(f"{'virtual ' if run.simulated else ''}seconds of training")
-        legend_above(axes)
-
-    words = "; ".join(
-        f"learner {learner}: " + ", ".join(f"{k} {s:.3g} s" for k, s in run.records.seconds_of[learner].items())
-        for learner in shown
-    )
-    note = "Height: share of the time between two steps. Nothing is filled where a learner recorded nothing."
-    title = f"{run.name}: timeline of the learners"
-    return Figure(title, drawn(title, words, draw, 1.1 + BAR_INCHES * len(shown)), words, note)
-
-
-def strips(bins: Bins) -> tuple[list[float], list[list[float]]]:
-    """Beginnings of at most MOST_COLUMNS stretches of time, and the share of each of KINDS in each stretch."""
-    items = dict(bins.items())
-    together = math.ceil((max(items) / bins.width + 1) / MOST_COLUMNS) if items else 1
-    width = together * bins.width
-    sums: dict[int, list[float]] = defaultdict(lambda: [0.0] * len(KINDS))
-    for start, values in items.items():
-        column = sums[int(start / width)]
-        for place, value in enumerate(values):
-            column[place] += value
-    ends = range((max(sums) if sums else -1) + 2)
-    full = [max(width, sum(sums[column])) if column in sums else width for column in ends]
-    shares = [[sums[c][p] / full[c] if c in sums else 0.0 for c in ends] for p in range(len(KINDS))]
-    return [column * width for column in ends], shares
+    title = f"{run.name}: timeline of the learners{' (virtual seconds)' if run.simulated else ''}"
+    try:
+        svg, told = run_timeline(trace, run.name)
+    except ReportError as empty:
+        return Figure(title, "", str(empty), f"{empty}.")
+    return Figure(title, svg, told, "The command murmur timeline draws other stretches.")
 
 
 def graphs(runs: Sequence[Run]) -> list[Figure]:

@@ -25,6 +25,7 @@ from murmur.report.figures import averaging, graphs, heldout, learning, speed
 from murmur.report.read import ReportError, Run, names_of, read_run
 from murmur.report.recognised import LARGEST_FILE, LARGEST_TOGETHER, find_audio, worst
 from murmur.report.records import COLUMNS as SLOW_COLUMNS
+from murmur.report.swim_lanes import RULES
 from murmur.report.verdict import headline, notes, ranking
 
 try:
@@ -149,7 +150,7 @@ def source(charts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     )
     data = json.dumps(charts, separators=(",", ":"), allow_nan=False)
     return {
-        "style": f"{read_asset('uPlot.min.css')}\n{read_asset('page.css')}",
+        "style": f"{read_asset('uPlot.min.css')}\n{read_asset('page.css')}\n{RULES}",
         "library": library,
         "script": script,
         "curves": data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),

@@ -162,14 +162,15 @@ def _evaluation_seconds(path: Path) -> float:
     """Learner 0's seconds of evaluation in a trace, read line by line because its array may still be open."""
     return sum(
         float(event["dur"]) / 1e6
-        for event in _events(path)
+        for event in events_of(path, b'"evaluation"')
         if event.get("cat") == "evaluation" and event.get("pid") == 0 and is_number(event.get("dur"))
     )
 
 
-def _events(path: Path) -> Iterator[Mapping[str, Any]]:
+def events_of(path: Path, having: bytes = b"") -> Iterator[Mapping[str, Any]]:
+    """Yield the events of a trace whose lines hold these bytes; damaged lines are left out."""
     for line in FinishedLines(path):
-        if b'"evaluation"' in line:
+        if having in line:
             try:
                 event = json.loads(line.strip().strip(b"[],"))
             except UNREADABLE:

@@ -63,20 +63,6 @@ class Bins:
         for index, value in enumerate(values):
             here[index] += value
 
-    def spread(self, start: float, end: float, values: Sequence[float]) -> None:
-        """Add values evenly to the bins between `start` and `end`."""
-        start, end = max(0.0, start), max(0.0, end)
-        self.reach(end)
-        first, last = int(start / self.width), int(end / self.width)
-        if first == last:
-            self.add(end, values)
-            return
-        for index in range(first, last + 1):
-            low, high = max(start, index * self.width), min(end, (index + 1) * self.width)
-            if high > low:
-                share = (high - low) / (end - start)
-                self.add(index * self.width, [share * value for value in values])
-
     def reach(self, at: float) -> None:
         """Widen the bins until `at` has one."""
         while at >= MOST_BINS * self.width:
@@ -102,7 +88,6 @@ class Records:
         rates: (samples, learning rate), thinned out.
         slow: learners that were slow for a while, in the order in which this ended or was last reported.
         losses: training loss of all steps along samples: bins of (sum of losses, sum of seconds, steps).
-        timeline: {learner: bins of KINDS along seconds of training}.
         last_seconds, last_samples: training time and samples at the last record.
         skipped, replaced: {learner: count in its last record}.
     """
@@ -114,7 +99,6 @@ class Records:
     staleness: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     slow: list[Slow] = field(default_factory=list)
     losses: Bins = field(default_factory=lambda: Bins(3))
-    timeline: dict[int, Bins] = field(default_factory=dict)
     first: tuple[float, float] | None = None
     first_loss: float | None = None
     latest: dict[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -167,7 +151,6 @@ class Records:
             spent[kind] += part
         self.steps_of[learner] += steps
         self.staleness[learner].update(stale)
-        self.timeline.setdefault(learner, Bins(len(KINDS))).spread(seconds - sum(parts), seconds, parts)
         if self.first is None or seconds < self.first[1]:
             self.first = (samples, seconds)
         self.latest[learner] = row

@@ -21,6 +21,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from murmur.core.trace import Transfer
 from murmur.worlds.virtual.clock import TICK_SECONDS, Clock
 from murmur.worlds.virtual.cluster import ALLREDUCE, Cluster, Link, Places, broadcast
 
@@ -186,12 +187,14 @@ class Network:
     Attributes:
         whole: Elements of the vector whose size is `Cluster.message_bytes`; None: every vector has that size.
         element_bytes: Bytes of one of its elements; None: those of every vector.
+        transfers: Receives each vector sent to another learner, when it arrives (broadcasts: when they are sent).
     """
 
     def __init__(self, clock: Clock, cluster: Cluster) -> None:
         self.clock, self.cluster = clock, cluster
         self.whole: int | None = None
         self.element_bytes: int | None = None
+        self.transfers: Callable[[Transfer], None] | None = None
         self.sent_bytes: dict[int, float] = defaultdict(float)
         self.card_bytes: dict[int, float] = defaultdict(float)
         self.gradient_seconds: dict[int, float] = defaultdict(float)  # of each learner's latest gradient
@@ -228,6 +231,8 @@ class Network:
         if source == to:
             self.clock.after(0.0, deliver)
             return
+        if self.transfers is not None and num_bytes > 0:
+            deliver = partial(self._record, source, to, self.clock.now, deliver)
         if self.cluster.node_of(source) != self.cluster.node_of(to):
             self.card_bytes[self.cluster.node_of(source)] += size
         begin = self._copied(self._copied_out, source, self.clock.now, size)
@@ -235,6 +240,11 @@ class Network:
             self.clock.after(begin - self.clock.now, partial(self._leave, source, to, size, deliver))
         else:
             self._leave(source, to, size, deliver)
+
+    def _record(self, source: int, to: int, sent_seconds: float, deliver: Done) -> None:
+        assert self.transfers is not None  # `send` asks for it
+        self.transfers(Transfer(source, to, sent_seconds, self.clock.now))
+        deliver()
 
     def _leave(self, source: int, to: int, size: float, deliver: Done) -> None:
         """Queue a message of a pair, so that a small one never overtakes a large one."""
@@ -334,7 +344,11 @@ class Network:
         nodes = list(self.cluster.places((root, *others)))
         for node in nodes[:-1]:
             self.card_bytes[node] += size
-        return seconds + self._copies(learners, size)
+        seconds += self._copies(learners, size)
+        if self.transfers is not None:
+            for learner in others:
+                self.transfers(Transfer(root, learner, self.clock.now, self.clock.now + seconds))
+        return seconds
 
     def _copies(self, learners: Sequence[int], size: float) -> float:
         """Seconds of copies between devices and hosts; devices of one node reach each other directly."""

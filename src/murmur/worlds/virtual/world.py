@@ -16,7 +16,7 @@ import torch
 from murmur.core.group import PeerLost
 from murmur.core.membership import MembershipTable
 from murmur.core.source import ComputeBatch, Gradient, PendingGradient
-from murmur.core.trace import COMPUTE, Span, Trace
+from murmur.core.trace import COMPUTE, Span, Trace, Transfer
 from murmur.core.weights import Weights
 from murmur.core.world import Program, Seat
 from murmur.worlds.virtual.clock import Clock, ClockTask, Deadlock, EventKind
@@ -134,6 +134,7 @@ class VirtualWorld:
         together: Computes gradients of many learners in one call; None: each is computed alone.
         sent_bytes: Bytes sent by each learner before this launch, if the run is continued.
         device: Device of all models and vectors, such as "cuda".
+        transfers: As that of the network (`Network`).
         clock, network: Clock and network of the latest run, with virtual seconds, events, bytes and messages.
         killed: Learners killed by the latest run's faults, or that gave up after the loss of another one.
     """
@@ -145,7 +146,9 @@ class VirtualWorld:
         together: ComputeBatch | None = None,
         sent_bytes: Sequence[float] = (),
         device: str = "cpu",
+        transfers: Callable[[Transfer], None] | None = None,
     ) -> None:
+        self.transfers = transfers
         self.cluster = Cluster(learners=cluster) if isinstance(cluster, int) else cluster
         self.sink, self.together, self.sent_bytes, self.device = sink, together, sent_bytes, device
         self.clock = Clock()
@@ -165,6 +168,7 @@ class VirtualWorld:
         """
         clock = self.clock = Clock()
         self.network = Network(clock, self.cluster)
+        self.network.transfers = self.transfers
         self.network.sent_bytes.update(enumerate(self.sent_bytes))
         self.killed = []
         run = _Run(self, VirtualHub(clock, self.network, "world", range(self.size)), program)
