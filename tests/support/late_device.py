@@ -119,7 +119,7 @@ class LateDevice:
         self.lock = threading.RLock()
         self.freed: deque[Memory] = deque()
         self.streams: list[LateStream] = []
-        self.launched = 0
+        self.ran = 0  # pieces of work
         self.recording: list[Callable[[], None]] | None = None
         self._random = None if seed is None else random.Random(seed)
         self._own_streams, self._threads = own_streams, threading.local()
@@ -186,7 +186,6 @@ class LateDevice:
             self.recording.append(run)
             return Work(self.present_stream(), run, None)
         work = self.present_stream().add(run)
-        self.launched += 1
         for memory in uses:
             memory.uses[work.stream] = work
         return work
@@ -208,6 +207,7 @@ class LateDevice:
     def _run(self, head: Work) -> None:
         head.stream.queue.popleft()
         head.done = True
+        self.ran += 1
         with torch.no_grad(), torch.inference_mode(False):
             head.run()
         head.run = lambda: None  # its memory may go

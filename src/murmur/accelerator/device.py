@@ -136,6 +136,12 @@ def pinned(x: Tensor, device: str | torch.device) -> Tensor:
     return _kind(device).pinned(x) if is_accelerator(device) else x
 
 
+def keep(x: Tensor) -> Tensor:
+    """Keep the memory of a tensor until the stream of this thread no longer needs it, and return the tensor."""
+    x.record_stream(_kind(x.device).present_stream(x.device))  # type: ignore[arg-type]
+    return x
+
+
 class KernelsInOrder:
     """Context whose kernels begin after those of the context before, whatever streams their threads use.
 
@@ -182,11 +188,6 @@ class CopyStream:
     def await_copies(self, done: Event) -> None:
         """Make the stream of this thread, not the host, wait for copies."""
         self._kind.present_stream(self._device).wait_event(done)
-
-    def use(self, x: Tensor) -> Tensor:
-        """Keep the memory of a copy until the stream of this thread no longer needs it, and return the copy."""
-        x.record_stream(self._kind.present_stream(self._device))  # type: ignore[arg-type]
-        return x
 
 
 def recorded(compute: Callable[[], None], device: torch.device) -> Callable[[], None]:
