@@ -240,7 +240,7 @@ def on_late_device(seed: int | None, own_streams: bool) -> Iterator[LateDevice]:
 
 def in_processes(place: Place, strategy: Strategy, device: str, seed: int | None, own_streams: bool) -> list[float]:
     """Train at one seat of a world of processes, with gradients that do not depend on the weights."""
-    task, world = Steps(6), ProcessWorld(place, device, timeout_seconds=20, store=connect(place, 20))
+    task, world = Steps(6), ProcessWorld(place, device, timeout_seconds=60, store=connect(place, 60))
     experiment: Any = Experiment(task, strategy, Budget(minibatches=12), SGD(0.1))
     with on_late_device(seed, own_streams):
         weights: list[float] = weights_of(Trainer(experiment, world).fit().model).tolist()

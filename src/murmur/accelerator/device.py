@@ -18,20 +18,17 @@ from torch import Tensor
 WARMING_RUNS = 3  # of a pass, before its graph is recorded
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A point in the work of a stream; before `record` it counts as reached."""
 
     def record(self, stream: Any) -> None: ...
 
 
 class Stream(Protocol):
-    """A queue of work, which runs in order, beside the host and other streams."""
+    """A queue of work. After a call, its later work begins when what is awaited is done; the host goes on."""
 
-    def wait_event(self, event: Any) -> None:
-        """Let later work of this stream begin after an event; the host goes on."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Let later work of this stream begin after all present work of another one."""
+    def wait_event(self, event: Any) -> None: ...
+    def wait_stream(self, stream: Any) -> None: ...
 
 
 class Accelerator(Protocol):
@@ -49,7 +46,7 @@ class Accelerator(Protocol):
     def synchronize(self, device: Any) -> None:
         """Let the host wait for all streams of a device."""
 
-    def new_event(self) -> Event: ...
+    def new_event(self) -> StreamEvent: ...
     def new_stream(self, device: Any) -> Stream: ...
     def present_stream(self, device: Any) -> Stream: ...
     def using(self, stream: Any) -> AbstractContextManager[object]:
@@ -150,7 +147,7 @@ class KernelsInOrder:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._kind = device, _kind(device)
-        self._before: Event | None = None
+        self._before: StreamEvent | None = None
 
     def __enter__(self) -> None:
         if self._before is not None:
@@ -174,7 +171,7 @@ class CopyStream:
         self._stream = self._kind.new_stream(self._device)
 
     @contextmanager
-    def copying(self) -> Iterator[Event]:
+    def copying(self) -> Iterator[StreamEvent]:
         """Context of calls of `copy`; its event is recorded after them."""
         done = self._kind.new_event()
         with self._kind.using(self._stream):
@@ -185,7 +182,7 @@ class CopyStream:
         """Start the copy of a tensor, from pinned memory."""
         return self._kind.pinned(x).to(self._device, non_blocking=True)
 
-    def await_copies(self, done: Event) -> None:
+    def await_copies(self, done: StreamEvent) -> None:
         """Make the stream of this thread, not the host, wait for copies."""
         self._kind.present_stream(self._device).wait_event(done)
 

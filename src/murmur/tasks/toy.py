@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from murmur.engine.prefetch import to_device
 from murmur.engine.task import Loss, Score, seed_of
 
 
@@ -89,9 +90,8 @@ class ToyTask:
         return self.samples // 2 if self.ragged and n % 3 == 2 else self.samples
 
     def _heldout(self, n: int, model: nn.Module) -> tuple[Tensor, Tensor]:
-        x, y = self._draw(n, 1000)
-        device = next(model.parameters()).device
-        return x.to(device), y.to(device)
+        x, y = to_device(self._draw(n, 1000), str(next(model.parameters()).device))
+        return x, y
 
     def _draw(self, n: int, size: int) -> tuple[Tensor, Tensor]:
         draw = torch.Generator().manual_seed(seed_of(self.seed, "toy data", n))
