@@ -166,9 +166,9 @@ def overlap(size: Size) -> Found:
     with profile(activities=activities) as timeline:
         trained(size, SyncSGD(), size.minibatches)
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    spans = [(e.name, (e.time_range.start, e.time_range.end)) for e in timeline.events() if e.device_type == kind]
-    copies = [span for name, span in spans if "HtoD" in name]
-    kernels = [span for name, span in spans if not name.startswith(("Mem", "gradient", "minibatch"))]
+    done = [e for e in timeline.events() if e.device_type == kind and not e.is_user_annotation]
+    copies = [(e.time_range.start, e.time_range.end) for e in done if "HtoD" in e.name]
+    kernels = [(e.time_range.start, e.time_range.end) for e in done if not e.name.startswith("Mem")]
     share = covered(copies, kernels)
     figures = {"copies": len(copies), "kernels": len(kernels), "share_of_copies_under_kernels": share}
     return figures, [bar("share of copies under kernels", share, 0.8, at_most=False)] if on_gpu else []

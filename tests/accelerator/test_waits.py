@@ -181,7 +181,7 @@ def test_training_and_its_checkpoints_have_the_bits_of_the_processor(
     here = trained(strategy, "cpu", tmp_path / "here")
     with installed(seed) as device:
         there = trained(strategy, DEVICE, tmp_path / "there")
-        assert device.ran > 1000
+        assert device.ran > 200
     assert len(here) > 2
     assert here == there
 
@@ -203,7 +203,7 @@ def test_a_joined_loop_has_the_bits_of_the_processor(seed: int | None) -> None:
     here = joined_loop("cpu")
     with installed(seed) as device:
         assert joined_loop(DEVICE) == here
-        assert device.ran > 300
+        assert device.ran > 100
 
 
 @pytest.mark.processes
