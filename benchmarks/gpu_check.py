@@ -147,7 +147,7 @@ def gpu_tests(size: Size) -> Found:
 
 
 def covered(parts: Sequence[Interval], by: Sequence[Interval]) -> float:
-    """Share of the length of some intervals that lies in the union of others; nan without length."""
+    """Share of the length of some intervals that lies in the union of others; 0 without length."""
     merged: list[list[float]] = []
     for start, end in sorted(by):
         if merged and start <= merged[-1][1]:
@@ -156,7 +156,7 @@ def covered(parts: Sequence[Interval], by: Sequence[Interval]) -> float:
             merged.append([start, end])
     inside = sum(max(0.0, min(end, last) - max(start, first)) for start, end in parts for first, last in merged)
     length = sum(end - start for start, end in parts)
-    return inside / length if length else float("nan")
+    return inside / length if length else 0.0
 
 
 def overlap(size: Size) -> Found:
@@ -196,7 +196,7 @@ def adpsgd(size: Size) -> Found:
         status = Launch(lambda place, resume: words, learners=2).run()
         if status != 0:
             raise RuntimeError(f"two learners ended with status {status}")
-        both = [json.loads(file.read_text()) for file in Path(folder).glob("*.json")]
+        both = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("*.json"))]
     loss = next(each["loss"] for each in both if "loss" in each)
     speed = alone["seconds"] / max(each["seconds"] for each in both)
     figures = {"alone": alone, "two_learners": both, "speed_of_two_over_one": speed}
