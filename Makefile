@@ -5,7 +5,7 @@ EXTRAS := speech,synth,viz
 # The frameworks whose integrations are tested, in an environment of their own.
 FRAMEWORKS := lightning==2.6.6 transformers==5.24.0 accelerate==1.15.0 lhotse==1.33.0 hydra-core==1.3.8 \
   wandb==0.31.0 trackio==0.43.0 mlflow-skinny==3.17.2
-.PHONY: demo test test-all processors matrix cluster-check fuzz fuzz-runs check bench bench-all soak peers integrations results dist wheel-check docs clean
+.PHONY: demo test test-all processors matrix cluster-check gpu-check fuzz fuzz-runs check bench bench-all soak peers integrations results dist wheel-check docs clean
 
 # torch goes in alone and first, so that nothing else may choose another build of it.
 .venv/installed: pyproject.toml papers/pyproject.toml constraints.txt
@@ -42,6 +42,10 @@ matrix:
 # Runs under a real Slurm of four nodes on this host, and figures in results/bench; as root, with Slurm and munge installed.
 cluster-check: .venv/installed-dev
 	$(BIN)/pytest -v -m cluster -rs tests/cluster
+
+# Tests and measurements on a machine with a GPU, in ten minutes, and a report in results/gpu_check; status 77 without one.
+gpu-check: .venv/installed-dev
+	$(BIN)/python benchmarks/gpu_check.py
 
 # 600 hostile cases for every reader; make fuzz FIRST=600 goes on where that ended.
 FIRST ?= 0

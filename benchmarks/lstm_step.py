@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.functional import cross_entropy
 
 from measure import bar, close
+from murmur.accelerator.device import synchronize
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
@@ -31,12 +32,13 @@ from murmur.engine.trainer import Trainer
 from murmur.speech.models import Blstm, Lstm, Network
 from murmur.strategies import SyncSGD
 from murmur.worlds.process.environment import Place
-from murmur.worlds.process.world import ProcessWorld, device_of
+from murmur.worlds.process.world import ProcessWorld
 from overhead import Chunks, compare
 
 KIND = "bar"
 STEPS, SIZE = 12, 2048
 FORWARD, BACKWARD = 1, 2  # matrix products of a layer: y; dW and dx
+IBM, BF16 = Blstm(512, 6, bottleneck=256), "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -114,49 +116,59 @@ def on_cpu() -> None:
 
 def on_cuda() -> None:
     """IBM's BLSTM in bfloat16: our steps and a plain loop's, in turns of ten, in seconds of the wall clock."""
-    network = Blstm(512, 6, bottleneck=256)
-    task = Frames(256, inputs=260, outputs=32_000, network=network, precision="bfloat16", device="cuda")
+    figures, bars = device_steps(Frames(256, inputs=260, outputs=32_000, network=IBM, precision=BF16, device="cuda"), 7)
+    close("lstm_step", {"device": torch.cuda.get_device_name(), **figures}, bars)
+
+
+@dataclass(frozen=True)
+class Timed(SGD):
+    """An optimizer that notes when each of its steps is done on the device."""
+
+    device: str = "cpu"
+    marks: list[float] = field(default_factory=list)
+
+    def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = super().__call__(model)
+
+        def mark(*_: object) -> None:
+            synchronize(self.device)
+            self.marks.append(time.perf_counter())
+
+        optimizer.register_step_post_hook(mark)
+        return optimizer
+
+
+def device_steps(task: Frames, repeats: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Figures and bars of our steps and a plain loop's, in turns of ten."""
     place = Place(0, 1, 0, "127.0.0.1", 0)
     ours, bare = [], []
-    for _ in range(7):
-        marks: list[float] = []
-
-        class Timed(SGD):
-            def __call__(self, model: nn.Module, marks: list[float] = marks) -> torch.optim.Optimizer:
-                optimizer = super().__call__(model)
-
-                def mark(*_: object) -> None:
-                    torch.cuda.synchronize()
-                    marks.append(time.perf_counter())
-
-                optimizer.register_step_post_hook(mark)
-                return optimizer
-
-        experiment = Experiment(task, SyncSGD(), Budget(minibatches=13), Timed(0.1, momentum=0.9), scaling=Fixed())
-        Trainer(experiment, ProcessWorld(place, device_of(place), store=HashStore())).fit()
-        ours.append((marks[-1] - marks[2]) / 10)
+    for _ in range(repeats):
+        timed = Timed(0.1, momentum=0.9, device=task.device)
+        experiment = Experiment(task, SyncSGD(), Budget(minibatches=13), timed, scaling=Fixed())
+        Trainer(experiment, ProcessWorld(place, task.device, store=HashStore())).fit()
+        ours.append((timed.marks[-1] - timed.marks[2]) / 10)
         bare.append(plain_loop(task))
         print(f"ours {ours[-1]:.5f}  bare {bare[-1]:.5f} s a step", flush=True)
     speed = statistics.median(b / o for o, b in zip(ours, bare, strict=True))
-    figures = {"device": torch.cuda.get_device_name(), "ours_seconds": ours, "bare_seconds": bare, "speed_ratio": speed}
-    close("lstm_step", figures, [bar("CUDA, bfloat16: speed of our step / plain loop", speed, 1.0, at_most=False)])
+    figures = {"ours_seconds": ours, "bare_seconds": bare, "speed_ratio": speed}
+    return figures, [bar(f"LSTM in {task.precision}: speed of our step / plain loop", speed, 1.0, at_most=False)]
 
 
 def plain_loop(task: Frames) -> float:
     """Seconds per step of a plain PyTorch loop."""
-    model = task.model().cuda()
+    model = task.model().to(task.device)
     optimizer = SGD(0.1, momentum=0.9)(model)
     began = 0.0
     for step in range(13):
         if step == 3:
-            torch.cuda.synchronize()
+            synchronize(task.device)
             began = time.perf_counter()
         loss = task.loss(model, task.minibatch(step))
         optimizer.zero_grad()
         (loss.total / loss.samples).backward()
         optimizer.step()
         float(loss.total.detach())
-    torch.cuda.synchronize()
+    synchronize(task.device)
     return (time.perf_counter() - began) / 10
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from murmur.accelerator.device import is_accelerator, recorded
+from murmur.accelerator.device import pinned, recorded
 from murmur.core.flat import Layout
 from murmur.core.model_mode import into_training
 from murmur.core.source import Gradient, PendingGradient
@@ -102,8 +102,7 @@ class MappedPass:
         self._names = [known[id(t)] for t in layout.tensors]
         self._sizes = [(bounds, t.shape) for bounds, t in zip(layout.bounds, layout.tensors, strict=True)]
         self._weights = torch.zeros(learners, layout.numel, dtype=layout.dtype, device=device)
-        pinned = is_accelerator(device)  # copied without a wait
-        self._here = [torch.zeros(learners, *shape, dtype=dtype, pin_memory=pinned) for shape, dtype in shapes]
+        self._here = [pinned(torch.zeros(learners, *shape, dtype=dtype), device) for shape, dtype in shapes]
         self._minibatch = [here.to(device, copy=True) for here in self._here]
         self._samples = torch.ones(learners, device=device)
         self._run = recorded(self._compute, device)

@@ -13,7 +13,7 @@ from threading import RLock
 
 from torch import Tensor
 
-from murmur.accelerator.device import kernels_in_order
+from murmur.accelerator.device import keep, kernels_in_order
 from murmur.core.flat import Layout, pull
 
 
@@ -42,6 +42,8 @@ class Weights:
     @contextmanager
     def _with_kernels(self) -> Iterator[None]:
         with self._lock, self._kernels:
+            if self._ahead is not None:
+                keep(self._ahead)  # it may be freed on another stream than the one that allocated it
             yield
 
     def _settle(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from murmur.accelerator.device import CopyStream, is_accelerator
+from murmur.accelerator.device import CopyStream, is_accelerator, keep
 
 REMEMBERED = 8  # number of minibatches whose times are kept
 
@@ -51,7 +51,7 @@ class Prefetch:
             return sent
         moved, done = sent
         self._copies.await_copies(done)  # on the computing stream: the host does not wait
-        return each_tensor(moved, self._copies.use)
+        return each_tensor(moved, keep)
 
     def expect(self, numbers: Sequence[int]) -> None:
         """Prefetch these minibatches, in this order; drops all others, and those beyond `ahead`."""

@@ -248,8 +248,9 @@ def memory_line(model: nn.Module, first: FirstSteps | None) -> str:
     gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     state = "" if first is None else f", optimizer {first.optimizer_bytes / MB:.1f}"
     known = f"weights {weights / MB:.1f}, gradients {gradients / MB:.1f}{state} MB"
-    if is_accelerator(next(model.parameters()).device):
-        most = f"{most_allocated_bytes() / MB:.0f} MB of the GPU at most"
+    device = next(model.parameters()).device
+    if is_accelerator(device):
+        most = f"{most_allocated_bytes(device) / MB:.0f} MB of the GPU at most"
     else:
         unit = 1 if sys.platform == "darwin" else 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

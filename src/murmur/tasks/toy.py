@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from murmur.engine.prefetch import to_device
 from murmur.engine.task import Loss, Score, seed_of
 
 
@@ -75,18 +76,22 @@ class ToyTask:
         return cross_entropy(model(x), y, reduction="sum")
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
-        x, y = self._draw(-1, 1000)
+        x, y = self._heldout(-1, model)
         logits = model(x)
         return {"loss": float(cross_entropy(logits, y)), "accuracy": float((logits.argmax(1) == y).float().mean())}
 
     def test(self, model: nn.Module) -> Score:
-        x, y = self._draw(-2, 1000)
+        x, y = self._heldout(-2, model)
         with torch.no_grad():
             accuracy = float((model(x).argmax(1) == y).float().mean())
         return Score({"accuracy": accuracy}, (f"accuracy {accuracy:.3f}",))
 
     def _size(self, n: int) -> int:
         return self.samples // 2 if self.ragged and n % 3 == 2 else self.samples
+
+    def _heldout(self, n: int, model: nn.Module) -> tuple[Tensor, Tensor]:
+        x, y = to_device(self._draw(n, 1000), str(next(model.parameters()).device))
+        return x, y
 
     def _draw(self, n: int, size: int) -> tuple[Tensor, Tensor]:
         draw = torch.Generator().manual_seed(seed_of(self.seed, "toy data", n))
