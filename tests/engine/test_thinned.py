@@ -15,16 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from murmur.core.trace import COMPUTE, EVALUATION, WAITING, Span
+from murmur.core.trace import COMPUTE, EVALUATION, OMITTED, WAITING, Span
 from murmur.engine.budget import Budget
 from murmur.engine.record import Record, steps_in
 from murmur.engine.resume import steps_after
 from murmur.engine.run_files import ChromeTrace, JsonLines, begin_trace, finish_trace
-from murmur.engine.thinned import LEFT_OUT, WINDOW, ThinnedSpans, stride
+from murmur.engine.thinned import WINDOW, ThinnedSpans, stride
 from murmur.engine.trainer import Trainer
 from murmur.recipes.toy import experiment
 from murmur.report.read import read_run
 from murmur.report.records import Records
+from murmur.report.timeline import run_timeline
 from murmur.worlds.virtual.cluster import Cluster, RecordedSeconds
 from murmur.worlds.virtual.world import VirtualWorld
 
@@ -115,7 +116,7 @@ def spans(count: int, seed: int) -> list[Span]:
 def by_kind(events: Sequence[Mapping[str, Any]]) -> Counter[str]:
     seconds: Counter[str] = Counter()
     for event in events:
-        if event["name"] == LEFT_OUT:
+        if event["name"] == OMITTED:
             seconds.update({k.removesuffix("_seconds"): v for k, v in event["args"].items() if k != "spans"})
         else:
             seconds[event["cat"]] += event["dur"] / 1e6
@@ -128,7 +129,7 @@ def test_spans_that_are_left_out_are_summed(count: int) -> None:
     events = [event for span in every for event in thinned.add(span)] + list(thinned.rest())
     assert not list(thinned.rest())
     assert by_kind(events) == by_kind([span.chrome() for span in every])
-    left = [event for event in events if event["name"] == LEFT_OUT]
+    left = [event for event in events if event["name"] == OMITTED]
     assert len(events) - len(left) + sum(event["args"]["spans"] for event in left) == count
     assert sum(event["cat"] == EVALUATION for event in events) == sum(span.kind == EVALUATION for span in every)
     assert bool(left) == (count > 3 * WINDOW)
@@ -148,6 +149,10 @@ def test_a_thinned_trace_is_a_trace(tmp_path: Path) -> None:
     assert by_kind(events) == by_kind([span.chrome() for span in every])
     ((times),) = RecordedSeconds.read(path).seconds
     assert set(times) <= {span.end_seconds - span.start_seconds for span in every if span.kind == COMPUTE}
+    gap = next(event for event in events if event["name"] == OMITTED)
+    drawn, _ = run_timeline(path, "long", start=gap["ts"] / 1e6, seconds=gap["dur"] / 1e6)
+    assert 'class="omitted"' in drawn
+    assert "not recorded" in drawn
 
 
 def test_a_long_run_has_short_files_and_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

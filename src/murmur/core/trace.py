@@ -19,6 +19,7 @@ DATA = "data"  # waiting for a minibatch
 WAITING = "waiting"  # for other learners
 COMMUNICATING = "communicating"  # while bytes move and nothing else can be done
 EVALUATION = "evaluation"  # kept off the time axis
+OMITTED = "omitted"  # in the trace of a long run: spans that are not written one by one
 LOOP = "loop"  # name of the spans in which a user loop computes
 
 

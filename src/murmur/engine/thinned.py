@@ -14,13 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from murmur.core.trace import EVALUATION, Span
+from murmur.core.trace import EVALUATION, OMITTED, Span
 from murmur.engine.record import Record
 
 WHOLE_STEPS = 10_000  # of a learner; 3.6 MB of records
 WHOLE_SPANS = 32_768  # of a learner; 3.5 to 7 MB of trace
 WINDOW = 256  # spans that are kept or left out together
-LEFT_OUT = "left out"
 SUMMED = ("compute_seconds", "data_seconds", "waiting_seconds", "communicating_seconds")
 
 
@@ -116,7 +115,7 @@ class ThinnedSpans:
         """Yield one event for the spans that were left out since the last call: their number, and seconds by kind."""
         if not self._left:
             return
-        event = Span(self._learner, LEFT_OUT, self._begin, self._end, LEFT_OUT, LEFT_OUT).chrome()
+        event = Span(self._learner, OMITTED, self._begin, self._end, OMITTED, OMITTED).chrome()
         seconds = {f"{kind}_seconds": value for kind, value in sorted(self._seconds.items())}
         yield {**event, "args": {"spans": self._left, **seconds}}
         self._left, self._begin, self._end = 0, math.inf, 0.0

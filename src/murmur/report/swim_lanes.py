@@ -17,7 +17,7 @@ from rich.cells import chop_cells
 
 from murmur.core.counted import counted
 from murmur.core.printable import printable
-from murmur.core.trace import COMMUNICATING, COMPUTE, DATA, EVALUATION, WAITING, Span, Transfer
+from murmur.core.trace import COMMUNICATING, COMPUTE, DATA, EVALUATION, OMITTED, WAITING, Span, Transfer
 from murmur.report.drawn import tick_texts
 
 WIDTH, EDGE, LEFT, RIGHT, LINE = 440, 4, 66, 14, 16  # of the picture, texts, lanes, a line; in units of the view box
@@ -26,6 +26,7 @@ CELLS = 62  # of a line of text, a wide character counting as two
 MOST_LANES, MOST_TICKS = 16, 6
 HAIR = 0.05  # widest box that is too narrow to be seen
 KINDS = {  # kind -> its words, top and height in the lane; a later one covers an earlier one
+    OMITTED: ("not recorded", 5, 2),
     WAITING: ("waiting", 4, 4),
     COMMUNICATING: ("exchange", 0, BOX + STRIP),
     EVALUATION: ("evaluation", 0, BOX),
@@ -37,7 +38,7 @@ RULES = (
     ".lanes text{font:12px system-ui,'DejaVu Sans',sans-serif;fill:var(--ink)}.lanes .name{font-weight:700}"
     ".lanes .ground{fill:var(--panel)}.lanes .grid{stroke:var(--grid)}"
     ".lanes .compute{fill:var(--c0);stroke:var(--panel)}.lanes .data{fill:var(--c5)}.lanes .waiting{fill:var(--c4)}"
-    ".lanes .communicating{fill:var(--c1)}.lanes .evaluation{fill:var(--muted)}"
+    ".lanes .communicating{fill:var(--c1)}.lanes .evaluation,.lanes .omitted{fill:var(--muted)}"
     ".lanes .message{stroke:var(--ink);fill:none}.lanes .head{fill:var(--ink)}"
 )
 LIGHT = (
