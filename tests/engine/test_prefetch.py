@@ -170,6 +170,7 @@ def test_copies_begin_in_the_background_and_are_received_by_the_learner(monkeypa
     prefetch = Prefetch(lambda n: torch.tensor(n * n), 1, "elsewhere")
     stream = prefetch._copies
     assert isinstance(stream, Stub)
+    monkeypatch.setattr(prefetching, "keep", stream.use)
     prefetch.expect([3])
     settle(prefetch)
     assert stream.calls == [("copy", False, 9)]
