@@ -185,6 +185,14 @@ def _beside(out: Path, what: str) -> Path:
     return out.with_name(f".{out.name}.{what}-{socket.gethostname()}-{_writer()}")
 
 
+def remove_whole(out: Path) -> None:
+    """Remove a folder, for its readers at once: it is renamed first."""
+    aside = _beside(out, "new")
+    with suppress(FileNotFoundError):
+        out.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def tidy(out: Path) -> None:
     """Remove the temporary folders of killed programs of this host for `out`, or move its old content back."""
     for what in ("old", "new"):

@@ -117,6 +117,6 @@ def test_local_files_need_no_fsspec(tmp_path, monkeypatch):
     assert bytes_of(path) == b"a"
     assert remote.sound_source(path) is path
     assert remote.exists(path)
-    assert remote.mark_of_data(path) == (1, path.stat().st_mtime_ns)
+    assert remote.mark(path) == (1, path.stat().st_mtime_ns)
     with pytest.raises(CorpusError, match=r"murmur\[remote\]"):
         bytes_of(location("s3://b/x"))

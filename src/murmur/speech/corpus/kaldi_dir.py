@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from murmur.speech.corpus.corpus import (
     normal_text,
 )
 from murmur.speech.corpus.file_content import columns, making_sense_of, nfc, written_lines
-from murmur.speech.corpus.remote import exists, is_file, is_remote, location, mark_of_data, sound_source
+from murmur.speech.corpus.remote import exists, is_remote, location, sound_source
 from murmur.speech.corpus.sound_file import rate_and_channels
 
 CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
@@ -106,10 +106,14 @@ def check_data_dir(folder: Path) -> None:
     Raises:
         CorpusError: a file is missing.
     """
-    if not is_file(folder / "text"):
+    if not _is_file(folder / "text"):
         raise CorpusError(f"{folder} has no file 'text': name a Kaldi data directory, e.g. SET/data/train")
-    if not any(is_file(folder / name) for name in ("wav.scp", "feats.scp")):
+    if not any(_is_file(folder / name) for name in ("wav.scp", "feats.scp")):
         raise CorpusError(f"{folder} has neither wav.scp nor feats.scp: one must name audio or features")
+
+
+def _is_file(path: Path) -> bool:
+    return exists(path) if is_remote(path) else path.is_file()
 
 
 def read_table(path: Path) -> dict[str, str]:
@@ -181,11 +185,10 @@ def resolve(folder: Path, entry: str) -> Path:
     if is_remote(place) or (is_remote(folder) and place.is_absolute()):
         return place
     bases: Sequence[Path] = (folder, *folder.absolute().parents[:2])
-    there: Callable[[Path], object] = Path.exists
     if is_remote(folder):
-        bases, there = [base for base in (folder, *folder.parents[:2]) if len(base.parts) > 1], mark_of_data
+        bases = [base for base in (folder, *folder.parents[:2]) if len(base.parts) > 1]
     for name in (entry, nfc(entry), unicodedata.normalize("NFD", entry)):
-        found = next((base / name for base in bases if there(base / name)), None)  # an absolute name has no base
+        found = next((base / name for base in bases if exists(base / name)), None)  # an absolute name has no base
         if found is not None:
             return found
     return folder / entry

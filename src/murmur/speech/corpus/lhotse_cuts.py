@@ -9,7 +9,7 @@ import lhotse
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses, normal_text
 from murmur.speech.corpus.file_content import making_sense_of
 from murmur.speech.corpus.lhotse_urls import lhotse_reads
-from murmur.speech.corpus.remote import is_file, is_remote, location
+from murmur.speech.corpus.remote import is_remote, location
 
 SIDES = "AB"
 ROUNDING_SECONDS = 0.1  # by which a supervision may pass the ends of its cut
@@ -27,7 +27,7 @@ def read_cuts(manifest: Path) -> Corpus:
         CorpusError: the manifest is missing, or more than 1 % of the supervisions cannot be used.
     """
     manifest = location(manifest)
-    if not is_file(manifest):
+    if not is_remote(manifest) and not manifest.is_file():
         raise CorpusError(f"{manifest} is missing: name a lhotse cut manifest such as cuts.jsonl.gz")
     with lhotse_reads(manifest), making_sense_of(manifest, "write the manifest again with lhotse"):
         found = _read(manifest)

@@ -20,7 +20,7 @@ from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance
 from murmur.speech.corpus.file_content import read_arrays
 from murmur.speech.corpus.kaldi_dir import read_alignments
 from murmur.speech.corpus.lhotse_urls import lhotse_reads
-from murmur.speech.corpus.remote import is_file, is_remote, marks_in
+from murmur.speech.corpus.remote import is_remote, marks_in
 from murmur.speech.features.analysis import Front, features_of
 from murmur.speech.features.chunks import AlignedFrames, fit_targets
 from murmur.speech.features.cmvn import Pair, Scope, normalise, normalised_together, statistics
@@ -134,7 +134,7 @@ def read_targets(source: Path) -> dict[str, np.ndarray]:
     if not is_remote(source) and source.is_dir():
         return read_alignments(source)
     wanted = "it must be a folder of ali.*.gz or an .npz of classes, as `murmur align` writes it"
-    if not is_file(source):
+    if not is_remote(source) and not source.is_file():
         raise CorpusError(f"{source} is neither a folder of ali.*.gz nor an .npz: {wanted}")
     found = read_arrays(source, wanted)
     for name, classes_T in found.items():

@@ -35,7 +35,7 @@ from murmur.core.whole_files import replacing
 from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.corpus.corpus import CorpusError, Problem, check_losses
 from murmur.speech.corpus.file_content import making_sense_of, read_object
-from murmur.speech.corpus.remote import Mark, RemotePath, bytes_of, is_file, is_remote, location, marks_in, publish
+from murmur.speech.corpus.remote import Mark, RemotePath, bytes_of, is_remote, location, marks_in, publish
 from murmur.speech.features.chunks import AlignedFrames, check_lengths, copy_with_edges
 from murmur.speech.features.staging import THREADS, Staging, fetched
 
@@ -218,7 +218,7 @@ def open_store(folder: Path, staging: Staging | None = None) -> FrameStore:
 def open_frames(folder: Path, staging: Staging | None = None) -> FrameStore:
     """Open a store with or without targets, as `open_store` does."""
     path = folder / MANIFEST
-    if not is_file(path):
+    if not is_remote(path) and not path.is_file():
         raise CorpusError(f"{folder} has no {MANIFEST}: not a prepared corpus, or its preparation was not finished")
     manifest = read_object(path, AGAIN)
     if manifest.get("format") != FORMAT:

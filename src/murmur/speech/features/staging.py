@@ -11,7 +11,6 @@ import io
 import json
 import logging
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from murmur.core.whole_files import alone, atomic_folder, tidy
+from murmur.core.whole_files import alone, atomic_folder, remove_whole, tidy
 from murmur.speech.corpus.errors import CorpusError, TransferError
 from murmur.speech.corpus.remote import BLOCK_BYTES, opened
 
 log = logging.getLogger(__name__)
 THREADS = 8  # transfers at the same time
-DROPPED = ".dropped-"
 Entry = Mapping[str, Any]  # of a shard in its manifest
 
 
@@ -87,18 +85,19 @@ class Staging:
         """Make files of the final sizes, empty on disk, after shards have left that would not fit beside them."""
         most_bytes, wanted = self.gigabytes * 1e9, sum(sizes.values())
         with alone(self.folder / "room"):
-            for left in sorted(self.folder.glob(".*-*")):  # of killed programs
-                if left.name.startswith(DROPPED):
-                    shutil.rmtree(left, ignore_errors=True)
-                elif _name(left) != _name(new):
-                    tidy(self.folder / _name(left))
-            held = {folder: _size(folder) for folder in self.folder.iterdir() if folder.is_dir()}
-            total = sum(held.values()) + wanted
-            for folder in sorted((f for f in held if not f.name.startswith(".")), key=_used):
-                if total <= most_bytes:
-                    break
-                _drop(folder)
-                total -= held[folder]
+            for left in sorted(self.folder.glob(".*.new-*")):  # of killed learners
+                if left.name.split(".")[1] != new.name.split(".")[1]:
+                    tidy(self.folder / left.name.split(".")[1])
+            held, total = [], wanted
+            for folder in self.folder.iterdir():
+                with suppress(FileNotFoundError, NotADirectoryError):  # renamed by another learner; a lock
+                    size = sum(path.stat().st_size for path in folder.iterdir())
+                    held.append((folder.stat().st_mtime_ns, size, folder))
+                    total += size
+            for _, size, folder in sorted(held):
+                if total > most_bytes and not folder.name.startswith("."):
+                    remove_whole(folder)
+                    total -= size
             if total > most_bytes:
                 raise CorpusError(
                     f"{self.folder} may hold {self.gigabytes:g} GB, and shards of {total / 1e9:.3g} GB are needed at"
@@ -107,37 +106,6 @@ class Staging:
             for name, size in sizes.items():
                 with (new / name).open("xb") as file:
                     file.truncate(size)
-
-
-def _name(beside: Path) -> str:
-    """The name of the shard that a hidden folder is for."""
-    return beside.name[1:].partition(".")[0]
-
-
-def _size(folder: Path) -> int:
-    try:
-        return sum(path.stat().st_size for path in folder.iterdir())
-    except FileNotFoundError:  # another learner has renamed it
-        return 0
-
-
-def _used(folder: Path) -> int:
-    try:
-        return folder.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
-
-
-def _drop(folder: Path) -> None:
-    """Remove a shard: at once for its readers, since it is renamed first."""
-    aside = folder.with_name(f"{DROPPED}{folder.name}")
-    try:
-        folder.rename(aside)
-    except FileNotFoundError:
-        return
-    folder.with_name(f".{folder.name}.lock").unlink(missing_ok=True)
-    shutil.rmtree(aside, ignore_errors=True)
-    log.info("shard %s has left %s", folder.name, folder.parent)
 
 
 def fetch(source: Path, checksum: str, out: BinaryIO) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 
 from murmur.core.errors import SettingError
 from murmur.engine.task import Score
-from murmur.speech.corpus.remote import is_file, is_remote, location
+from murmur.speech.corpus.remote import bytes_of, is_remote, location
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.chunks import ChunkBatch, Chunks, ChunkTable
 from murmur.speech.features.shards import MANIFEST, FrameStore, open_store
@@ -78,8 +78,7 @@ class FramesTask(ChunkLearning):
                     raise SettingError(
                         f"task.{name} is {folder}, of which all targets would be read: give task.classes"
                     )
-                if not is_file(folder / MANIFEST):
-                    raise SettingError(f"task.{name}: {folder} has no {MANIFEST}: name a prepared corpus")
+                bytes_of(folder / MANIFEST)  # names it if it cannot be read
             elif not folder.is_dir():
                 raise SettingError(
                     f"task.{name}: there is no folder {folder}: make it with murmur prepare DATA --alignments, and name"

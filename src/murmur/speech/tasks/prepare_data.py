@@ -20,7 +20,7 @@ from murmur.core.whole_files import replacing, write_whole
 from murmur.speech.corpus.corpus import Corpus, losses
 from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
 from murmur.speech.corpus.lhotse_cuts import read_cuts
-from murmur.speech.corpus.remote import check_store, exists, is_remote, location, mark_of_data
+from murmur.speech.corpus.remote import check_store, exists, is_remote, location, mark
 from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, digest, read_stored, sample_rate_hz
 from murmur.speech.features.cmvn import Scope, statistics
 from murmur.speech.features.feature_store import FeatureStore
@@ -129,7 +129,7 @@ def _name(source: Path) -> str:
 
 def _stamps(source: Path) -> list[str]:
     if is_remote(source):
-        return [f"{source.name} {mark_of_data(source)}"]
+        return [f"{source.name} {mark(source)}"]
     files = sorted(source.glob("ali.*.gz")) if source.is_dir() else [source]
     return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files if file.exists()]
 
