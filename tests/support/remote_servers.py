@@ -34,6 +34,7 @@ class Web:
     Attributes:
         folder: files to serve, by their path below it.
         ranges: support of byte ranges.
+        denied: without ranges, say so in a header.
         cut: function that takes the number of a request and the bytes to send, and returns the bytes really sent.
         status: function that takes the number of a request, and returns the status to refuse it with, or 0.
         change: function that takes the number of a request and the whole content, and returns the content to send.
@@ -42,6 +43,7 @@ class Web:
 
     folder: Path
     ranges: bool = True
+    denied: bool = False
     cut: Callable[[int, int], int] = lambda number, size: size
     status: Callable[[int], int] = lambda number: 0
     change: Callable[[int, bytes], bytes] = lambda number, content: content
@@ -96,8 +98,9 @@ def web_server(folder: Path) -> Iterator[Web]:
                 first, last = int(begin), min(int(end) + 1, last) if end else last
             self.send_response(200 if asked is None else 206)
             self.send_header("Content-Length", str(last - first))
+            if web.ranges or web.denied:
+                self.send_header("Accept-Ranges", "bytes" if web.ranges else "none")
             if web.ranges:
-                self.send_header("Accept-Ranges", "bytes")
                 self.send_header("Content-Range", f"bytes {first}-{last - 1}/{len(content)}")
             self.end_headers()
             if body:

@@ -52,9 +52,10 @@ def test_a_transfer_that_is_cut_arrives_whole_from_the_block_that_it_reached(web
 
 
 @needs_web
-@pytest.mark.parametrize("seed", range(3))
-def test_without_ranges_a_transfer_begins_again_and_arrives_whole(web, seed):
-    web.ranges, web.cut = False, seeded_cuts(seed, 0.5)
+@pytest.mark.parametrize("denied", [True, False])
+@pytest.mark.parametrize("seed", range(2))
+def test_without_ranges_a_transfer_begins_again_and_arrives_whole(web, seed, denied):
+    web.ranges, web.denied, web.cut = False, denied, seeded_cuts(seed, 0.5)
     assert bytes_of(file_of(web)) == (web.folder / "file.bin").read_bytes()
     assert {first for first, _ in web.of("file.bin")} == {0}
 
@@ -101,7 +102,7 @@ def test_reading_goes_on_behind_a_cut(web):
 
 @pytest.mark.parametrize(("url", "library"), [("s3://b/x", "s3fs"), ("gs://b/x", "gcsfs"), ("https://h/x", "aiohttp")])
 def test_a_missing_library_is_named_with_the_extra(url, library, monkeypatch):
-    known = pytest.importorskip("fsspec").registry
+    known = pytest.importorskip("fsspec.registry")
     module = {"aiohttp": "fsspec.implementations.http"}.get(library, library)
     monkeypatch.setitem(sys.modules, module, None)
     for scheme in ("s3", "gs", "https"):

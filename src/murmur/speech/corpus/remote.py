@@ -63,6 +63,7 @@ class RemoteFile(io.RawIOBase):
 
     def __init__(self, path: RemotePath) -> None:
         self._path, self._place, self._file = path, 0, None
+        self._in_blocks = True
 
     def readable(self) -> bool:
         """Return True."""
@@ -76,25 +77,33 @@ class RemoteFile(io.RawIOBase):
         return len(found)
 
     def _next(self, files: Any, name: str, count: int) -> bytes:
-        file, self._file = self._file or _opened_at(self._place, files, name), None  # after an error it is opened again
-        found: bytes = file.read(count)
+        file, self._file = self._file or self._opened(files, name), None  # after a failure it is opened again
+        try:
+            found: bytes = file.read(count)
+        except ValueError:  # the server has no ranges
+            self._in_blocks = False
+            file = self._opened(files, name)
+            found = file.read(count)
         if not found and self._place < (file.size or 0):
             raise ConnectionError(f"it ends after {self._place} of {file.size} bytes")
         self._file = file
         return found
 
-
-def _opened_at(place: int, files: Any, name: str) -> Any:
-    file = files.open(name, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
-    try:
-        file.seek(place)
-    except ValueError:  # the server has no ranges
-        while place:
-            passed = file.read(min(place, BLOCK_BYTES))
+    def _opened(self, files: Any, name: str) -> Any:
+        if self._in_blocks:
+            file = files.open(name, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
+            try:
+                file.seek(self._place)
+                return file
+            except ValueError:  # it has said so
+                self._in_blocks = False
+        file, left = files.open(name, "rb", block_size=0), self._place
+        while left:
+            passed = file.read(min(left, BLOCK_BYTES))
             if not passed:
-                raise ConnectionError(f"it ends {place} bytes before the place that was reached") from None
-            place -= len(passed)
-    return file
+                raise ConnectionError(f"it ends {left} bytes before the place that was reached")
+            left -= len(passed)
+        return file
 
 
 def _tried(path: RemotePath, action: Callable[[Any, str], Result]) -> Result:
@@ -105,10 +114,12 @@ def _tried(path: RemotePath, action: Callable[[Any, str], Result]) -> Result:
 
             return action(*fsspec.url_to_fs(str(path)))  # fsspec keeps the file systems
         except Exception as error:  # the libraries share no class of errors
-            what = _lasting(path, error)
+            last: BaseException = error
+            while isinstance(last, FileNotFoundError) and last.__cause__ is not None and path.is_web:  # of any failure
+                last = last.__cause__
+            what = _lasting(path, last)
             if what is not None:
-                raise what from error
-            last = error
+                raise what from last
         log.info("%s: %s, try %d of %d", path, _line(last), attempt + 1, TRIES)
         time.sleep(PAUSE_SECONDS * 2**attempt if attempt + 1 < TRIES else 0.0)
     raise TransferError(f"{path} cannot be transferred, tried {TRIES} times ({_line(last)})") from last
@@ -116,9 +127,7 @@ def _tried(path: RemotePath, action: Callable[[Any, str], Result]) -> Result:
 
 def _lasting(path: RemotePath, error: BaseException) -> Exception | None:
     """The message in one line for an error that stays when the action is repeated; None for others."""
-    while isinstance(error, FileNotFoundError) and error.__cause__ is not None and path.is_web:  # of any failure
-        error = error.__cause__
-    status = str(getattr(error, "status", getattr(error, "code", None)))
+    status = str(getattr(error, "status" if hasattr(error, "status") else "code", None))
     code, told = int(status) if status.isdigit() else 0, f"({_line(error)})"
     if isinstance(error, ImportError):
         return CorpusError(f"{path} needs libraries that are not installed {told}: pip install murmur[remote]")
