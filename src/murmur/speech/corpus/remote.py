@@ -13,7 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PosixPath
 from typing import Any, BinaryIO, TypeGuard, TypeVar
 
@@ -112,7 +112,8 @@ def _tried(path: RemotePath, action: Callable[[Any, str], Result]) -> Result:
         try:
             import fsspec  # noqa: PLC0415 - the extra is optional
 
-            return action(*fsspec.url_to_fs(str(path)))  # fsspec keeps the file systems
+            # fsspec keeps the file systems; lists that it keeps would hide what other processes write.
+            return action(*fsspec.url_to_fs(str(path), use_listings_cache=False))
         except Exception as error:  # the libraries share no class of errors
             last: BaseException = error
             while isinstance(last, FileNotFoundError) and last.__cause__ is not None and path.is_web:  # of any failure
@@ -152,8 +153,10 @@ def opened(path: Path) -> BinaryIO:
 
 def bytes_of(path: Path) -> bytes:
     """The content of a file; raises as `opened`."""
+    if not is_remote(path):
+        return path.read_bytes()
     with opened(path) as file:
-        return file.read()
+        return b"".join(iter(partial(file.read, BLOCK_BYTES), b""))
 
 
 @lru_cache(1)
@@ -165,13 +168,8 @@ def sound_source(path: Path) -> Path | bytes:
 def marks_in(folder: RemotePath) -> dict[str, Mark]:
     """The mark of each file in a folder of a store now; none without a folder."""
 
-    def listed(files: Any, name: str) -> list[dict[str, Any]]:
-        files.invalidate_cache()
-        found: list[dict[str, Any]] = files.ls(name, detail=True)
-        return found
-
     try:
-        rows = _tried(folder, listed)
+        rows = _tried(folder, lambda files, name: files.ls(name, detail=True))
     except CorpusError as error:
         if isinstance(error.__cause__, ImportError):
             raise

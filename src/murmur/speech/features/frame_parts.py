@@ -173,6 +173,8 @@ def _names(folder: Path) -> list[str]:
 
 def is_shar(folder: Path) -> bool:
     """True if a folder holds lhotse Shar shards."""
+    if is_remote(folder) and folder.suffix in (".jsonl", ".gz"):  # of a manifest, which a web server would send
+        return False
     return any(re.fullmatch(r"cuts\..*\.jsonl.*", name) for name in _names(folder))
 
 
