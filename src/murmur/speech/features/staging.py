@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import logging
 import os
 import time
@@ -69,7 +68,7 @@ class Staging:
                 list(threads.map(partial(self.shard, source), absent))
 
     def _place(self, entry: Entry) -> Path:
-        content = json.dumps(entry["files"], sort_keys=True)
+        content = "".join([entry["name"], *(checksum for _, checksum in entry["files"].values())])
         return self.folder / hashlib.sha256(content.encode()).hexdigest()[:24]
 
     def _fetch(self, source: Path, files: Mapping[str, tuple[int, str]], out: Path) -> None:
