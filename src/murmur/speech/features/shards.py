@@ -303,22 +303,29 @@ def make(
         ValueError: an utterance has different numbers of targets and frames.
     """
     folder = location(folder)
-    if is_remote(folder):
-        marks = marks_in(folder)
-        absent = [n for n in range(len(parts)) if n in outdated or not _is_published(folder, n, marks)]
-        jobs = [partial(_make_and_publish, folder, n, parts[n], storage) for n in absent]
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        seen = [stamp(folder, number) for number in range(len(parts))]
-        missing = [number for number in range(len(parts)) if number in outdated or not is_whole(folder, number)]
-        jobs = [
-            partial(_make_unless_made, folder, n, seen[n], partial(make_shard, folder, n, parts[n], storage))
-            for n in missing
-        ]
+    jobs = _jobs(folder, parts, storage, outdated)
     for _ in with_bar(in_processes(jobs, processes), title, len(jobs), progress):
         pass
     _write_manifest(folder, len(parts), storage)
     return open_frames(folder)
+
+
+def _jobs(
+    folder: Path, parts: Sequence[ShardPart], storage: Storage, outdated: Collection[int]
+) -> list[Callable[[], None]]:
+    """The work that makes the shards that are missing or incomplete."""
+    numbers = range(len(parts))
+    if is_remote(folder):
+        marks = marks_in(folder)
+        absent = [n for n in numbers if n in outdated or not _is_published(folder, n, marks)]
+        return [partial(_make_and_publish, folder, n, parts[n], storage) for n in absent]
+    folder.mkdir(parents=True, exist_ok=True)
+    seen = [stamp(folder, number) for number in numbers]
+    missing = [number for number in numbers if number in outdated or not is_whole(folder, number)]
+    return [
+        partial(_make_unless_made, folder, n, seen[n], partial(make_shard, folder, n, parts[n], storage))
+        for n in missing
+    ]
 
 
 def _write_manifest(folder: Path, count: int, storage: Storage) -> None:
