@@ -147,7 +147,7 @@ def _line(error: BaseException) -> str:
 def opened(path: Path) -> BinaryIO:
     """A file to read in order; a remote one raises the errors of `RemoteFile` when it is read."""
     if is_remote(path):
-        return io.BufferedReader(RemoteFile(path), BLOCK_BYTES)  # type: ignore[return-value]  # is one in all but name
+        return io.BufferedReader(RemoteFile(path), BLOCK_BYTES)
     return path.open("rb")
 
 
