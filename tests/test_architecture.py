@@ -105,6 +105,7 @@ OPTIONAL = {
     "sherpa_onnx",
     "onnx",
     "mpi4py",
+    "fsspec",
 }  # extras, imported where they are used
 TORCH_PRIVATE = "core/torch_private.py"
 READS_ENVIRONMENT = {"worlds/process/environment.py"}

@@ -114,7 +114,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     if os.path.ismount(out):  # the system refuses to rename it, but only after all work
         raise OSError(errno.EBUSY, "is a mount point, which cannot be replaced: name a folder in it", str(out))
     out.parent.mkdir(parents=True, exist_ok=True)
-    _tidy(out)
+    tidy(out)
     new, aside = _beside(out, "new"), _beside(out, "old")
     new.mkdir()
     try:
@@ -185,7 +185,16 @@ def _beside(out: Path, what: str) -> Path:
     return out.with_name(f".{out.name}.{what}-{socket.gethostname()}-{_writer()}")
 
 
-def _tidy(out: Path) -> None:
+def remove_whole(out: Path) -> None:
+    """Remove a folder, for its readers at once: it is renamed first."""
+    aside = _beside(out, "new")
+    with suppress(FileNotFoundError):
+        out.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def tidy(out: Path) -> None:
+    """Remove the temporary folders of killed programs of this host for `out`, or move its old content back."""
     for what in ("old", "new"):
         stem = f".{out.name}.{what}-{socket.gethostname()}-"
         for left in sorted(path for path in out.parent.iterdir() if path.name.startswith(stem)):

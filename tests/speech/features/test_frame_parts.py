@@ -16,7 +16,7 @@ from murmur.speech.features.analysis import Ready
 from murmur.speech.features.cmvn import normalise_all
 from murmur.speech.features.frame_parts import aligned_parts, is_shar, on_demand, read_targets, shar_parts
 from murmur.speech.features.shards import make
-from tests.support.speech_files import write_alignments
+from tests.support.speech_files import in_memory, write_alignments
 
 NAMES = [f"s{n % 2}-u{n}" for n in range(7)]
 RNG = np.random.default_rng(0)
@@ -51,22 +51,6 @@ def shar(tmp_path):
             cut = cut.attach_tensor("targets", CLASSES[name].astype(np.int32), frame_shift=0.01, temporal_dim=0)
             writer.write(cut)
     return folder
-
-
-def in_memory(feats):
-    return lhotse.Features(
-        type="kaldi-fbank",
-        num_frames=len(feats),
-        num_features=4,
-        frame_shift=0.01,
-        sampling_rate=16000,
-        start=0,
-        duration=len(feats) * 0.01,
-        storage_type="memory_raw",
-        storage_path="",
-        storage_key=lhotse.features.io.MemoryRawWriter().write("", feats),
-        channels=0,
-    )
 
 
 @pytest.mark.parametrize("scope", ["none", "utterance", "speaker"])

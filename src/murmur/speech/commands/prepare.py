@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -23,6 +23,7 @@ from murmur.speech.corpus.published.catalogue import CORPORA, Published
 from murmur.speech.corpus.published.dataset_writer import earlier_splits, write_set
 from murmur.speech.corpus.published.fetch import fetch
 from murmur.speech.corpus.published.readers import with_plain_audio
+from murmur.speech.corpus.remote import is_remote, location
 from murmur.speech.features.cmvn import Scope
 from murmur.speech.features.shards import Storage
 from murmur.speech.tasks.prepare_data import Kind, Making, Wanted, check, prepare_data
@@ -37,12 +38,15 @@ Source = Annotated[
     typer.Argument(
         metavar="CORPUS|DATA|EXPERIMENT",
         help="A published corpus with --from or --download, a Kaldi data directory, a lhotse cut manifest (.jsonl, "
-        ".jsonl.gz) or Shar folder, or an experiment.",
+        ".jsonl.gz) or Shar folder, each a path or a URL (s3://, gs://, https://), or an experiment.",
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(help="Folder of the data set (default corpora/CORPUS) or of the feature store (default runs/cache)."),
+    typer.Option(
+        help="Folder of the data set (default corpora/CORPUS) or of the feature store (default runs/cache); aligned "
+        "frames may go to a URL (s3://, gs://)."
+    ),
 ]
 
 
@@ -54,7 +58,8 @@ class FeatureOptions:
         kind: log-mel (default for audio), mfcc, or stored: the features of feats.scp as they are.
         bins: Mel bins; by default 80 for log-mel and 23 for mfcc.
         cmvn: Scope of the mean and deviation that are written, or removed from aligned frames.
-        alignments: Classes of all frames, as .npz or a folder of ali.*.gz; makes a corpus for the recipe `frames`.
+        alignments: Classes of all frames, as .npz (a path or a URL) or a folder of ali.*.gz; makes a corpus for the
+            recipe `frames`.
         storage: Type of the values of aligned frames: 4, 2 or 1 bytes each.
         allow_commands: Run the shell commands in wav.scp. Use it only with data whose programs you would run.
     """
@@ -70,7 +75,8 @@ class FeatureOptions:
     @property
     def wanted(self) -> Wanted:
         """The request of features."""
-        return Wanted(self.kind, self.bins, self.cmvn, self.alignments, self.allow_commands)
+        alignments = None if self.alignments is None else location(self.alignments)
+        return Wanted(self.kind, self.bins, self.cmvn, alignments, self.allow_commands)
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ def prepare(
         prepare_experiment(source, settings, jobs)
     else:
         refuse(settings, f"--set is for experiments, and {source!r} is neither a recipe nor a .py file")
-        prepare_features(source, wanted, Making(out or CACHE, features.storage, jobs or 1))
+        prepare_features(source, wanted, Making(location(out or CACHE), features.storage, jobs or 1))
 
 
 def prepare_set(name: str, places: From, out: Path, jobs: int) -> None:
@@ -188,11 +194,11 @@ def published(name: str, places: From) -> tuple[Published, Path]:
 
 def prepare_features(source: str, wanted: Wanted, how: Making) -> None:
     """Make the features of data while holding the lock of their folder."""
-    if not Path(source).exists():
+    if not is_remote(location(source)) and not Path(source).exists():
         known = nearest(source, recipe_names())
         raise SettingError(f"{source!r} is not a folder, a manifest, a .py file or a recipe{known}")
     check(source, wanted, how.out)
-    with locked(beside(how.out)):
+    with nullcontext() if is_remote(how.out) else locked(beside(how.out)):
         prepare_data(source, wanted, how)
 
 

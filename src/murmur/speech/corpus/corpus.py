@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from murmur.core.counted import NAMED, are, counted
+from murmur.speech.corpus.errors import CorpusError as CorpusError  # noqa: PLC0414 - of all readers
+from murmur.speech.corpus.remote import mark
 
 log = logging.getLogger(__name__)
 LOST_AT_MOST = 0.01
-
-
-class CorpusError(ValueError):
-    """Speech data that cannot be used as it is; the message names the file, the utterance and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +142,10 @@ class Corpus:
         whole = {path: os.path.abspath(path) for path in paths}
         root = os.path.commonpath([os.path.dirname(path) for path in whole.values()]) if whole else ""
         place = {str(path): os.path.relpath(name, root) for path, name in whole.items()}
-        files = {place[str(path)]: _stamp(path) for path in paths}
+        files = {place[str(path)]: mark(path) for path in paths}
         commands = {u.audio.command for u in self.utterances if u.audio is not None and u.audio.command is not None}
         words = {word.strip("'\"") for command in commands for word in command.split()}
-        files |= {word: _stamp(Path(word)) for word in words if Path(word).is_file()}
+        files |= {word: mark(Path(word)) for word in words if Path(word).is_file()}
         rows = [_placed(asdict(u), place) for u in self.utterances]
         return hashlib.sha256(json.dumps([rows, files], default=str, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -191,10 +189,6 @@ def losses(problems: Sequence[Problem], kept: int) -> str:
 def normal_text(text: str) -> str:
     """Unicode NFC with single spaces, so that equal-looking transcripts are equal."""
     return " ".join(unicodedata.normalize("NFC", text).split())
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    return (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None
 
 
 def left_out(kind: str, reasons: Sequence[tuple[str, str]], of: int | None = None) -> str:

@@ -8,6 +8,7 @@ NFC.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import tokenize
@@ -23,6 +24,7 @@ import numpy as np
 
 from murmur.core.plain_files import UNREADABLE, read_plain
 from murmur.speech.corpus.corpus import CorpusError
+from murmur.speech.corpus.remote import bytes_of, is_remote
 
 NONSENSE = (
     *UNREADABLE,
@@ -95,7 +97,7 @@ def naming(path: Path) -> Iterator[None]:
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in a file; a CorpusError if it holds none."""
     with making_sense_of(path, remedy):
-        found = json.loads(read_plain(path))
+        found = json.loads(bytes_of(path) if is_remote(path) else read_plain(path))
         if not isinstance(found, dict):
             raise CorpusError(f"{path} holds a {type(found).__name__}, not an object: {remedy}")
         return found
@@ -103,7 +105,8 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
 
 def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
     """All arrays of an .npz file, a CorpusError if it is damaged or of another kind; nothing is unpickled."""
-    with making_sense_of(path, remedy), np.load(path, allow_pickle=False) as found:
+    source = io.BytesIO(bytes_of(path)) if is_remote(path) else path
+    with making_sense_of(path, remedy), np.load(source, allow_pickle=False) as found:
         if not isinstance(found, np.lib.npyio.NpzFile):
             raise CorpusError(f"{path} holds a single array, not an .npz of named ones: {remedy}")
         return {name: found[name] for name in found.files}
@@ -135,7 +138,7 @@ def text_of(path: Path) -> str:
 
 def unpacked(path: Path) -> bytes:
     """Return the content of a file, unpacked if it is gzip; raises as `text_of` does."""
-    content = Path(path).read_bytes()
+    content = bytes_of(path)
     try:
         return gzip.decompress(content) if content.startswith(GZIP) else content
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import unicodedata
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from murmur.speech.corpus.corpus import (
     normal_text,
 )
 from murmur.speech.corpus.file_content import columns, making_sense_of, nfc, written_lines
+from murmur.speech.corpus.remote import exists, is_remote, location, sound_source
 from murmur.speech.corpus.sound_file import rate_and_channels
 
 CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
@@ -62,7 +63,7 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
         CorpusError: a file is malformed or missing, utt2spk lacks an utterance, an entry is a command, or more than 1 %
             of the utterances is lost.
     """
-    folder = Path(folder)
+    folder = location(folder)
     check_data_dir(folder)
     texts = read_table(folder / "text")
     if not texts:
@@ -88,7 +89,7 @@ def read_data_dir(folder: Path, *, commands_allowed: bool = False) -> Corpus:
 
 def _speakers(folder: Path, utterances: Iterable[str]) -> dict[str, str]:
     path = folder / "utt2spk"
-    if not path.exists():
+    if not exists(path):
         return {name: name for name in utterances}
     table = read_pairs(path)
     missing = [name for name in utterances if name not in table]
@@ -105,10 +106,14 @@ def check_data_dir(folder: Path) -> None:
     Raises:
         CorpusError: a file is missing.
     """
-    if not (folder / "text").is_file():
+    if not _is_file(folder / "text"):
         raise CorpusError(f"{folder} has no file 'text': name a Kaldi data directory, e.g. SET/data/train")
-    if not any((folder / name).is_file() for name in ("wav.scp", "feats.scp")):
+    if not any(_is_file(folder / name) for name in ("wav.scp", "feats.scp")):
         raise CorpusError(f"{folder} has neither wav.scp nor feats.scp: one must name audio or features")
+
+
+def _is_file(path: Path) -> bool:
+    return exists(path) if is_remote(path) else path.is_file()
 
 
 def read_table(path: Path) -> dict[str, str]:
@@ -172,13 +177,18 @@ def write_scp(path: Path, table: Mapping[str, str]) -> None:
 
 
 def resolve(folder: Path, entry: str) -> Path:
-    """The file of an scp entry: absolute, or relative to the directory, its parent or its grandparent.
+    """The file of an scp entry: a URL, absolute, or relative to the directory, its parent or its grandparent.
 
     A name that does not exist is looked for in NFC and NFD too: copies between systems may change it.
     """
-    bases = (folder, *folder.absolute().parents[:2])
+    place = location(entry)
+    if is_remote(place) or (is_remote(folder) and place.is_absolute()):
+        return place
+    bases: Sequence[Path] = (folder, *folder.absolute().parents[:2])
+    if is_remote(folder):
+        bases = [base for base in (folder, *folder.parents[:2]) if len(base.parts) > 1]
     for name in (entry, nfc(entry), unicodedata.normalize("NFD", entry)):
-        found = next((base / name for base in bases if (base / name).exists()), None)  # an absolute name has no base
+        found = next((base / name for base in bases if exists(base / name)), None)  # an absolute name has no base
         if found is not None:
             return found
     return folder / entry
@@ -218,7 +228,7 @@ def _int_vectors(archive: Path) -> list[tuple[str, np.ndarray]]:
 
 
 def _audio(folder: Path, commands_allowed: bool) -> dict[str, Audio]:
-    if not (folder / "wav.scp").exists():
+    if not exists(folder / "wav.scp"):
         return {}
     recordings, sides = {}, _sides(folder)
     for name, entry in read_scp(folder / "wav.scp").items():
@@ -233,7 +243,7 @@ def _audio(folder: Path, commands_allowed: bool) -> dict[str, Audio]:
                 f"{folder / 'wav.scp'}: {name!r} is the command {entry!r}, and commands are not run from data: "
                 "convert the audio to files, or allow commands explicitly if you trust this directory"
             )
-    if not (folder / "segments").exists():
+    if not exists(folder / "segments"):
         return recordings
     return {u: _segment(u, row, recordings) for u, row in _read_rows(folder / "segments").items()}
 
@@ -241,7 +251,7 @@ def _audio(folder: Path, commands_allowed: bool) -> dict[str, Audio]:
 def _sides(folder: Path) -> dict[str, tuple[str, str]]:
     """File and channel of each recording, as time-marked files name them."""
     path = folder / "reco2file_and_channel"
-    if not path.exists():
+    if not exists(path):
         return {}
     found = {}
     for recording, row in _read_rows(path).items():
@@ -257,7 +267,7 @@ def _sides(folder: Path) -> dict[str, tuple[str, str]]:
 def _channel(path: Path, name: str) -> int | None:
     """Index of a channel of a file; None if the file has one, such as a side that was extracted."""
     try:
-        return None if rate_and_channels(path)[1] == 1 else CHANNELS[name]
+        return None if rate_and_channels(sound_source(path))[1] == 1 else CHANNELS[name]
     except (soundfile.SoundFileError, OSError):  # reported by the reader of its samples
         return CHANNELS[name]
 
@@ -286,7 +296,7 @@ def _segment(name: str, row: _Row, recordings: Mapping[str, Audio]) -> Audio:
 
 
 def _stored_features(folder: Path) -> dict[str, StoredFeatures]:
-    if not (folder / "feats.scp").exists():
+    if not exists(folder / "feats.scp"):
         return {}
     found = {}
     for name, entry in read_scp(folder / "feats.scp").items():
@@ -296,6 +306,10 @@ def _stored_features(folder: Path) -> dict[str, StoredFeatures]:
                 f"{folder / 'feats.scp'}: {name!r} has {entry!r}; it takes FILE.ark:OFFSET or FILE.npz:KEY"
             )
         found[name] = StoredFeatures(resolve(folder, path), key)
+        if is_remote(found[name].path):
+            raise CorpusError(
+                f"{folder / 'feats.scp'}: {found[name].path} is remote: copy stored features to this host"
+            )
     return found
 
 
@@ -305,6 +319,6 @@ def _trouble(utterance: Utterance) -> str | None:
     source = utterance.features or utterance.audio
     if source is None:
         return "it has a transcript but neither audio nor features"
-    if not source.path.exists():
+    if not is_remote(source.path) and not source.path.exists():
         return f"its file {source.path} is missing"
     return None

@@ -8,6 +8,8 @@ import lhotse
 
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses, normal_text
 from murmur.speech.corpus.file_content import making_sense_of
+from murmur.speech.corpus.lhotse_urls import lhotse_reads
+from murmur.speech.corpus.remote import is_remote, location
 
 SIDES = "AB"
 ROUNDING_SECONDS = 0.1  # by which a supervision may pass the ends of its cut
@@ -16,18 +18,18 @@ ROUNDING_SECONDS = 0.1  # by which a supervision may pass the ends of its cut
 def read_cuts(manifest: Path) -> Corpus:
     """The supervised stretches of a cut set (`cuts.jsonl.gz`), one utterance per supervision.
 
-    Audio must be a file; relative paths count from the manifest's folder, then from the working directory. The channel
-    is that of the supervision; a supervision of several channels is a problem. Cuts changed by lhotse (mixed, padded,
-    speed perturbed) are problems, because they are not a stretch of a file. So are supervisions of which a cut holds
-    only a part, and supervisions without text.
+    Audio must be a file or a URL; relative paths count from the manifest's folder, then from the working directory. The
+    channel is that of the supervision; a supervision of several channels is a problem. Cuts changed by lhotse (mixed,
+    padded, speed perturbed) are problems, because they are not a stretch of a file. So are supervisions of which a cut
+    holds only a part, and supervisions without text.
 
     Raises:
         CorpusError: the manifest is missing, or more than 1 % of the supervisions cannot be used.
     """
-    manifest = Path(manifest)
-    if not manifest.is_file():
+    manifest = location(manifest)
+    if not is_remote(manifest) and not manifest.is_file():
         raise CorpusError(f"{manifest} is missing: name a lhotse cut manifest such as cuts.jsonl.gz")
-    with making_sense_of(manifest, "write the manifest again with lhotse"):
+    with lhotse_reads(manifest), making_sense_of(manifest, "write the manifest again with lhotse"):
         found = _read(manifest)
     check_losses(len(found.utterances), found.problems)
     return found
@@ -35,7 +37,7 @@ def read_cuts(manifest: Path) -> Corpus:
 
 def _read(manifest: Path) -> Corpus:
     utterances, problems = [], []
-    for cut in lhotse.CutSet.from_file(manifest):
+    for cut in lhotse.CutSet.from_file(str(manifest)):
         for supervision in cut.supervisions:
             if not (isinstance(supervision.id, str) and isinstance(supervision.text, str | None)):
                 raise CorpusError(f"{manifest}: cut {cut.id!r} has a supervision whose id or text is no text")
@@ -58,16 +60,16 @@ def _stretch(cut: lhotse.MonoCut | lhotse.MultiCut, supervision: lhotse.Supervis
         raise CorpusError(
             f"cut {cut.id} is a {type(cut).__name__} without a recording of its own: store it as audio first"
         )
-    if cut.recording.transforms or any(source.type != "file" for source in cut.recording.sources):
+    if cut.recording.transforms or any(source.type not in ("file", "url") for source in cut.recording.sources):
         raise CorpusError(f"cut {cut.id} is transformed or no file: store it as audio first")
     name = _channel(cut, supervision)
     source = next((source for source in cut.recording.sources if name in source.channels), None)
     if source is None:
         raise CorpusError(f"its recording has no file with channel {name}")
-    path = Path(source.source)
-    if not path.is_absolute() and (folder / path).exists():
+    path = location(source.source)
+    if not path.is_absolute() and not is_remote(path) and (is_remote(folder) or (folder / path).exists()):
         path = folder / path
-    if not path.exists():
+    if not is_remote(path) and not path.exists():
         raise CorpusError(f"its file {path} is missing")
     if supervision.start < -ROUNDING_SECONDS or supervision.end > cut.duration + ROUNDING_SECONDS:
         raise CorpusError(

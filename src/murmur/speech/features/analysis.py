@@ -25,6 +25,7 @@ from torch import nn
 
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, StoredFeatures, Utterance
 from murmur.speech.corpus.file_content import making_sense_of
+from murmur.speech.corpus.remote import sound_source
 from murmur.speech.corpus.sound_file import REMEDY, UNEQUAL, Sound, is_shortened, lacks, rate_and_channels
 from murmur.speech.features.augment import MelCepstra, at_speed
 
@@ -193,7 +194,7 @@ def opened(audio: Audio, rate_hz: int) -> Iterator[RecordedAudio]:
     Raises:
         CorpusError: the audio is missing, damaged, truncated, empty, not at `rate_hz`, or lacks a chosen channel.
     """
-    source = _output_of(audio.command) if audio.command else audio.path
+    source = _output_of(audio.command) if audio.command else sound_source(audio.path)
     try:
         with Sound(source) as file:
             if file.rate_hz != rate_hz:
@@ -253,7 +254,7 @@ def sample_rate_hz(corpus: Corpus) -> int:
     if audio is None:
         raise CorpusError("the first utterance has no audio to take the sample rate from: set rate_hz yourself")
     try:
-        return rate_and_channels(_output_of(audio.command) if audio.command else audio.path)[0]
+        return rate_and_channels(_output_of(audio.command) if audio.command else sound_source(audio.path))[0]
     except (soundfile.SoundFileError, OSError) as error:
         raise _unreadable(audio, error) from error
 

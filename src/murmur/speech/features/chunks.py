@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from murmur.speech.features.batching import Permutation
 IGNORED = -100  # torch's cross-entropy ignores this target
 FITTED_FRAMES = 4  # by which an alignment may be longer or shorter than its features
 PARTITION = 1  # last part of a name: the permutation that assigns chunks to parts, beside those of epochs
+Shares = Literal["drawn", "adjacent"]
 Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
@@ -97,6 +98,7 @@ class Chunks:
         right_frames: frames of context after the chunk, not trained.
         size: number of chunks in a minibatch.
         parts: number of shares of the chunks; with as many lock-step learners, each trains on its own share alone.
+        shares: chunks of a share: drawn from all, or adjacent in the store, so that a learner needs only its shards.
     """
 
     frames: int = 100
@@ -104,6 +106,7 @@ class Chunks:
     right_frames: int = 12
     size: int = 24
     parts: int = 1
+    shares: Shares = "drawn"
 
     def __post_init__(self) -> None:
         if min(self.frames, self.size, self.parts) < 1 or min(self.left_frames, self.right_frames) < 0:
@@ -126,6 +129,7 @@ class ChunkTable:
         parts: number of parts to which the chunks are assigned once and for all. Minibatch n holds only chunks of part
             n mod parts, so that with as many lock-step learners each sees its own part alone, like hosts of a cluster
             that each hold a share of the corpus. The last minibatches of a part may hold one chunk more.
+        shares: the chunks of a part are drawn from all, or adjacent in the order of the utterances.
 
     Raises:
         ValueError: no utterance, an empty one, a size below 1, or more parts than chunks.
@@ -138,6 +142,7 @@ class ChunkTable:
     size: int = 64
     seed: int = 0
     parts: int = 1
+    shares: Shares = "drawn"
 
     def __post_init__(self) -> None:
         if self.frames < 1 or self.size < 1 or self.left_frames < 0 or self.right_frames < 0:
@@ -186,7 +191,7 @@ class ChunkTable:
         end = last - first if turn == self.per_part - 1 else (turn + 1) * self.size
         order = Permutation(last - first, (self.seed, epoch, part))
         numbers = first + order(range(turn * self.size, end))
-        if self.parts > 1:
+        if self.parts > 1 and self.shares == "drawn":
             numbers = Permutation(self.chunks, (self.seed, 0, 0, PARTITION))(numbers)
         return self.cut(numbers)
 

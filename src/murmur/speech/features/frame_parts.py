@@ -5,6 +5,7 @@ Existing features are read and packed again, not extracted again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,8 @@ import numpy as np
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance
 from murmur.speech.corpus.file_content import read_arrays
 from murmur.speech.corpus.kaldi_dir import read_alignments
+from murmur.speech.corpus.lhotse_urls import lhotse_reads
+from murmur.speech.corpus.remote import is_remote, marks_in
 from murmur.speech.features.analysis import Front, features_of
 from murmur.speech.features.chunks import AlignedFrames, fit_targets
 from murmur.speech.features.cmvn import Pair, Scope, normalise, normalised_together, statistics
@@ -128,10 +131,10 @@ def read_targets(source: Path) -> dict[str, np.ndarray]:
     Raises:
         CorpusError: it is neither, or damaged.
     """
-    if source.is_dir():
+    if not is_remote(source) and source.is_dir():
         return read_alignments(source)
     wanted = "it must be a folder of ali.*.gz or an .npz of classes, as `murmur align` writes it"
-    if not source.is_file():
+    if not is_remote(source) and not source.is_file():
         raise CorpusError(f"{source} is neither a folder of ali.*.gz nor an .npz: {wanted}")
     found = read_arrays(source, wanted)
     for name, classes_T in found.items():
@@ -149,6 +152,10 @@ class SharPart:
 
     def utterances(self) -> Iterator[AlignedFrames | Problem]:
         """The cuts in the order of the shard."""
+        with lhotse_reads(self.files[0][1]):
+            yield from self._cuts()
+
+    def _cuts(self) -> Iterator[AlignedFrames | Problem]:
         for cut in lhotse.CutSet.from_shar(fields={field: [str(path)] for field, path in self.files}):
             if not cut.has_features or not cut.has_custom(TARGETS):
                 missing = f"{TARGETS!r}" if cut.has_features else "features"
@@ -160,9 +167,15 @@ class SharPart:
             yield AlignedFrames(cut.id, feats_TF, targets_T)
 
 
+def _names(folder: Path) -> list[str]:
+    return sorted(marks_in(folder) if is_remote(folder) else (path.name for path in folder.glob("*")))
+
+
 def is_shar(folder: Path) -> bool:
     """True if a folder holds lhotse Shar shards."""
-    return any(folder.glob("cuts.*.jsonl*"))
+    if is_remote(folder) and folder.suffix in (".jsonl", ".gz"):  # of a manifest, which a web server would send
+        return False
+    return any(re.fullmatch(r"cuts\..*\.jsonl.*", name) for name in _names(folder))
 
 
 def shar_parts(folder: Path, scope: Scope) -> list[SharPart]:
@@ -175,9 +188,10 @@ def shar_parts(folder: Path, scope: Scope) -> list[SharPart]:
     if scope == "speaker":
         raise CorpusError("a Shar shard does not hold all utterances of a speaker: use --cmvn utterance, or none")
     shards: dict[str, dict[str, Path]] = {}
-    for path in sorted(folder.glob("*.*.*")):
-        field, number = path.name.split(".")[:2]
-        shards.setdefault(number, {})[field] = path
+    for name in _names(folder):
+        if name.count(".") > 1:
+            field, number = name.split(".")[:2]
+            shards.setdefault(number, {})[field] = folder / name
     if not shards:
         raise CorpusError(f"{folder} holds no Shar shards (cuts.000000.jsonl.gz and so on)")
     for number, files in shards.items():

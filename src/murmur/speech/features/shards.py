@@ -20,7 +20,9 @@ import json
 import logging
 import mmap
 import re
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,7 +35,9 @@ from murmur.core.whole_files import replacing
 from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.corpus.corpus import CorpusError, Problem, check_losses
 from murmur.speech.corpus.file_content import making_sense_of, read_object
+from murmur.speech.corpus.remote import Mark, RemotePath, bytes_of, is_remote, location, marks_in, publish
 from murmur.speech.features.chunks import AlignedFrames, check_lengths, copy_with_edges
+from murmur.speech.features.staging import THREADS, Staging, fetched
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -42,6 +46,7 @@ UTTERANCES_PER_SHARD = 1024
 LEVELS = 255  # steps between the least and the greatest value of a column
 MOST_COLUMNS = 1 << 20
 MANIFEST = "manifest.json"
+TRIES = 3  # to map a shard that was staged
 Storage = Literal["float32", "float16", "uint8"]
 
 
@@ -50,14 +55,16 @@ class FrameStore:
     """Frames on disk, opened by `open_store`: `Frames` for a `ChunkTable` if they have targets.
 
     Attributes:
-        folder: folder of the store.
+        folder: folder of the store, local or remote.
         manifest: content of manifest.json.
         lengths: number of frames of each utterance, (U,) int32.
+        staging: local copies of the shards of a remote store; None for a local one.
     """
 
     folder: Path
     manifest: Mapping[str, Any]
     lengths: npt.NDArray[np.int32]
+    staging: Staging | None = None
 
     @property
     def dims(self) -> int:
@@ -78,8 +85,14 @@ class FrameStore:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __reduce__(self) -> tuple[Callable[[Path], FrameStore], tuple[Path]]:
-        return open_store, (self.folder,)
+    def __reduce__(self) -> tuple[Callable[..., FrameStore], tuple[Path, Staging | None]]:
+        return open_store, (self.folder, self.staging)
+
+    def stage(self, utterances: Iterable[int]) -> None:
+        """Fetch the shards of utterances that are not staged, several at a time; nothing to do for a local store."""
+        if self.staging is not None:
+            wanted = sorted({self.place(utterance)[0] for utterance in utterances})
+            self.staging.bring(self.folder, [self.manifest["shards"][shard] for shard in wanted])
 
     def read(self, utterance: int, first: int, out_TF: np.ndarray) -> None:
         """Decode frames first, first + 1, ... into `out_TF` (float32); edge frames are repeated beyond the ends."""
@@ -110,7 +123,7 @@ class FrameStore:
         for shard in self.manifest["shards"]:
             path = self.folder / f"{shard['name']}.names.txt"
             with making_sense_of(path, AGAIN):
-                own = path.read_text(encoding="utf-8").split("\n")[:-1] if shard["utterances"] else []
+                own = _part(self.folder, shard, "names.txt").decode().split("\n")[:-1] if shard["utterances"] else []
                 if len(own) != shard["utterances"]:
                     raise CorpusError(f"{path} holds {len(own)} names, not {shard['utterances']}: {AGAIN}")
             found += own
@@ -141,15 +154,30 @@ class FrameStore:
         return {}
 
     def _map(self, shard: int, what: str) -> np.ndarray:
+        if self.staging is None:
+            return self._mapped_in(self.folder, shard, what)
+        for _ in range(TRIES):
+            folder = self.staging.shard(self.folder, self.manifest["shards"][shard])
+            try:
+                return self._mapped_in(folder, shard, what)
+            except FileNotFoundError:  # another learner needed the room since then
+                continue
+        raise CorpusError(f"{self.staging.folder} is too small for its learners: raise task.staging.gigabytes")
+
+    def _mapped_in(self, folder: Path, shard: int, what: str) -> np.ndarray:
         found = self._maps.get((shard, what))
         if found is None:
             facts = self.manifest["shards"][shard]
-            path = self.folder / f"{facts['name']}.{what}.npy"
+            path = folder / f"{facts['name']}.{what}.npy"
             shapes = {"targets": (facts["frames"],), "scales": (facts["utterances"], 2, self.dims)}
             kinds = {"targets": "iu", "scales": "f"}
             found, pages = mapped(path, shapes.get(what, self.shape(shard)), kinds.get(what, "fu"))
             if hasattr(mmap, "MADV_RANDOM"):  # chunks are far apart: reading ahead would fetch 128 KB for 5
                 pages.madvise(mmap.MADV_RANDOM)
+            if self.staging is not None:  # maps would hold the disk space of shards that have left
+                for other in {s for s, _ in self._maps if not self.staging.holds(self.manifest["shards"][s])}:
+                    for name in ("feats", "scales", "targets"):
+                        self._maps.pop((other, name), None)
             self._maps[shard, what] = found
         return found
 
@@ -167,36 +195,46 @@ def mapped(path: Path, wanted: tuple[int, ...], kinds: str) -> tuple[np.ndarray,
         return found.view(np.ndarray), found._mmap
 
 
-def open_store(folder: Path) -> FrameStore:
+def open_store(folder: Path, staging: Staging | None = None) -> FrameStore:
     """Open a prepared corpus; the sizes of all files are checked, but not the checksums (see `damages`).
+
+    Of a remote corpus the manifest and the lengths are read; its shards are staged when they are needed, and checked.
+
+    Args:
+        folder: local folder or URL of the store.
+        staging: place of local copies, for a URL; `Staging()` by default.
 
     Raises:
         CorpusError: there is no corpus, it has no targets, its preparation was not finished, or a file is missing or
             has the wrong size.
     """
-    store = open_frames(Path(folder))
+    store = open_frames(location(folder), staging)
     for shard in store.manifest["shards"]:
         if f"{shard['name']}.targets.npy" not in shard["files"]:
             raise CorpusError(f"{folder} holds features without targets: prepare the corpus with --alignments")
     return store
 
 
-def open_frames(folder: Path) -> FrameStore:
+def open_frames(folder: Path, staging: Staging | None = None) -> FrameStore:
     """Open a store with or without targets, as `open_store` does."""
     path = folder / MANIFEST
-    if not path.is_file():
+    if not is_remote(path) and not path.is_file():
         raise CorpusError(f"{folder} has no {MANIFEST}: not a prepared corpus, or its preparation was not finished")
     manifest = read_object(path, AGAIN)
     if manifest.get("format") != FORMAT:
         raise CorpusError(f"{path} is of format {manifest.get('format')!r}, this version reads {FORMAT}: prepare again")
     with making_sense_of(path, AGAIN):
         _check_manifest(manifest)
-        for shard in manifest["shards"]:
+        for shard in manifest["shards"] if not is_remote(folder) else ():
             for name, (size, _) in shard["files"].items():
                 file = folder / name
                 if not file.is_file() or file.stat().st_size != size:
                     raise CorpusError(f"{file} is missing or does not have its {size} bytes: {AGAIN}")
-    return FrameStore(folder, manifest, np.concatenate([_lengths(folder, s) for s in manifest["shards"]]))
+    if not is_remote(folder):
+        return FrameStore(folder, manifest, np.concatenate([_lengths(folder, s) for s in manifest["shards"]]))
+    with ThreadPoolExecutor(THREADS) as threads:
+        lengths = list(threads.map(partial(_lengths, folder), manifest["shards"]))
+    return FrameStore(folder, manifest, np.concatenate(lengths), staging or Staging())
 
 
 def _check_manifest(manifest: Mapping[str, Any]) -> None:
@@ -218,11 +256,17 @@ def _lengths(folder: Path, shard: Mapping[str, Any]) -> npt.NDArray[np.int32]:
     """Frames of each utterance of a shard."""
     path = folder / f"{shard['name']}.lengths.npy"
     with making_sense_of(path, AGAIN):
-        found: npt.NDArray[np.int32] = np.load(path, allow_pickle=False)
+        found: npt.NDArray[np.int32] = np.load(io.BytesIO(_part(folder, shard, "lengths.npy")), allow_pickle=False)
         fits = found.shape == (shard["utterances"],) and found.dtype == np.int32 and (found >= 0).all()
         if not fits or int(found.sum(dtype=np.int64)) != shard["frames"]:
             raise CorpusError(f"{path} holds no {shard['utterances']} lengths of {shard['frames']} frames: {AGAIN}")
         return found
+
+
+def _part(folder: Path, shard: Mapping[str, Any], end: str) -> bytes:
+    """The content of a small file of a shard; that of a remote one is checked."""
+    name = f"{shard['name']}.{end}"
+    return fetched(folder / name, shard["files"][name][1]) if is_remote(folder) else (folder / name).read_bytes()
 
 
 class ShardPart(Protocol):
@@ -244,7 +288,8 @@ def make(
     """Prepare shards that are missing or incomplete, one per part, and open the store.
 
     Args:
-        folder: folder of this store alone; its name should identify the content, since complete shards are kept.
+        folder: folder of this store alone; its name should identify the content, since complete shards are kept. The
+            shards of a remote one are made in a temporary folder, one for each process.
         parts: sources of the shards.
         storage: type of stored values: float32 keeps every bit, float16 half of them, uint8 255 steps a column and
             utterance.
@@ -257,23 +302,35 @@ def make(
         CorpusError: more than 1 % of the utterances cannot be used.
         ValueError: an utterance has different numbers of targets and frames.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    seen = [stamp(folder, number) for number in range(len(parts))]
-    missing = [number for number in range(len(parts)) if number in outdated or not is_whole(folder, number)]
-    jobs = [
-        partial(_make_unless_made, folder, n, seen[n], partial(make_shard, folder, n, parts[n], storage))
-        for n in missing
-    ]
+    folder = location(folder)
+    jobs = _jobs(folder, parts, storage, outdated)
     for _ in with_bar(in_processes(jobs, processes), title, len(jobs), progress):
         pass
     _write_manifest(folder, len(parts), storage)
     return open_frames(folder)
 
 
+def _jobs(
+    folder: Path, parts: Sequence[ShardPart], storage: Storage, outdated: Collection[int]
+) -> list[Callable[[], None]]:
+    """The work that makes the shards that are missing or incomplete."""
+    numbers = range(len(parts))
+    if is_remote(folder):
+        marks = marks_in(folder)
+        absent = [n for n in numbers if n in outdated or not _is_published(folder, n, marks)]
+        return [partial(_make_and_publish, folder, n, parts[n], storage) for n in absent]
+    folder.mkdir(parents=True, exist_ok=True)
+    seen = [stamp(folder, number) for number in numbers]
+    missing = [number for number in numbers if number in outdated or not is_whole(folder, number)]
+    return [
+        partial(_make_unless_made, folder, n, seen[n], partial(make_shard, folder, n, parts[n], storage))
+        for n in missing
+    ]
+
+
 def _write_manifest(folder: Path, count: int, storage: Storage) -> None:
     """Write the entries of all shards into the manifest, unless it holds them already: a cache may be read-only."""
-    shards = [json.loads((folder / f"{number:05}.json").read_text(encoding="utf-8")) for number in range(count)]
+    shards = [json.loads(bytes_of(folder / f"{number:05}.json")) for number in range(count)]
     problems = [Problem(**problem) for shard in shards for problem in shard["problems"]]
     check_losses(sum(shard["utterances"] for shard in shards), problems)
     columns = next(shard["columns"] for shard in shards if shard["utterances"])
@@ -282,8 +339,29 @@ def _write_manifest(folder: Path, count: int, storage: Storage) -> None:
         raise CorpusError(f"{folder}: shards {odd[:3]} do not have the {columns} values a frame of the first one")
     manifest = {"format": FORMAT, "storage": storage, "columns": columns, "shards": shards}
     content, path = json.dumps(manifest, ensure_ascii=False).encode(), folder / MANIFEST
-    if not path.is_file() or path.read_bytes() != content:
+    if is_remote(path):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            publish(Path(file.name), path)
+    elif not path.is_file() or path.read_bytes() != content:
         write_then_rename(path, [content])
+
+
+def _make_and_publish(folder: RemotePath, number: int, part: ShardPart, storage: Storage) -> None:
+    """Make a shard in a temporary folder and publish its files, the one that names them last."""
+    with tempfile.TemporaryDirectory() as scratch:
+        here, marker = Path(scratch), f"{number:05}.json"
+        make_shard(here, number, part, storage)
+        for name in (*read_object(here / marker, AGAIN)["files"], marker):
+            publish(here / name, folder / name)
+
+
+def _is_published(folder: RemotePath, number: int, marks: Mapping[str, Mark]) -> bool:
+    """True if a shard has all its files with the right sizes."""
+    marker = f"{number:05}.json"
+    files = read_object(folder / marker, AGAIN)["files"] if marker in marks else {}
+    return bool(files) and all(name in marks and marks[name][0] == size for name, (size, _) in files.items())
 
 
 Stamp = tuple[int, int]

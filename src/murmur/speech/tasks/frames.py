@@ -20,9 +20,11 @@ from torch import nn
 
 from murmur.core.errors import SettingError
 from murmur.engine.task import Score
+from murmur.speech.corpus.remote import bytes_of, is_remote, location
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.chunks import ChunkBatch, Chunks, ChunkTable
-from murmur.speech.features.shards import FrameStore, open_store
+from murmur.speech.features.shards import MANIFEST, FrameStore, open_store
+from murmur.speech.features.staging import Staging
 from murmur.speech.hmm import frame_classifier
 from murmur.speech.models import Network, Tdnn
 from murmur.speech.tasks.chunk_learning import ChunkLearning, Precision
@@ -34,14 +36,16 @@ class FramesTask(ChunkLearning):
     """Frame classification on prepared corpora.
 
     Attributes:
-        train: folder of the prepared training corpus.
-        dev: folder of the prepared held-out corpus.
-        classes: number of outputs of the network; None takes one more than the greatest class in either corpus.
+        train: folder of the prepared training corpus, or its URL (s3://, gs://, https://).
+        dev: folder of the prepared held-out corpus, or its URL.
+        classes: number of outputs of the network; None takes one more than the greatest class in either corpus, which
+            must be local.
         network: type and size of the network.
         chunks: options for cutting utterances.
         augment: changes of every training chunk, without tempo, which would move frames away from their targets.
         precision: number format of the network's matrix products in training.
         seed: seed of the order of chunks and of the masks.
+        staging: local copies of the shards of corpora at URLs.
     """
 
     train: Path = Path("runs/train")
@@ -52,8 +56,11 @@ class FramesTask(ChunkLearning):
     augment: SpecAugment = field(default_factory=SpecAugment)
     precision: Precision = "float32"
     seed: int = 0
+    staging: Staging = field(default_factory=Staging)
 
     def __post_init__(self) -> None:
+        for name in ("train", "dev"):
+            object.__setattr__(self, name, location(getattr(self, name)))
         if self.augment.tempo or self.network.stack != 1:
             raise ValueError(
                 f"augment.tempo = {self.augment.tempo}, network.stack = {self.network.stack}: every frame has a target,"
@@ -66,7 +73,13 @@ class FramesTask(ChunkLearning):
     def check(self) -> None:
         for name in ("train", "dev"):
             folder: Path = getattr(self, name)
-            if not folder.is_dir():
+            if is_remote(folder):
+                if self.classes is None:
+                    raise SettingError(
+                        f"task.{name} is {folder}, of which all targets would be read: give task.classes"
+                    )
+                bytes_of(folder / MANIFEST)  # names it if it cannot be read
+            elif not folder.is_dir():
                 raise SettingError(
                     f"task.{name}: there is no folder {folder}: make it with murmur prepare DATA --alignments, and name"
                     " the folder that it prints"
@@ -74,7 +87,7 @@ class FramesTask(ChunkLearning):
 
     @cached_property
     def stores(self) -> tuple[FrameStore, FrameStore]:
-        return open_store(self.train), open_store(self.dev)
+        return open_store(self.train, self.staging), open_store(self.dev, self.staging)
 
     @cached_property
     def outputs(self) -> int:
@@ -100,9 +113,11 @@ class FramesTask(ChunkLearning):
         return digest_of(*([(json.dumps(shard, sort_keys=True),) for shard in part] for part in shards))
 
     def minibatch(self, n: int) -> ChunkBatch:
+        self.stores[0].stage(chunk.utterance for chunk in self.order[n])
         return self.order.batch(n, self.stores[0], self.augment)
 
     def piece(self, n: int, number: int, of: int) -> ChunkBatch | None:
+        self.stores[0].stage(chunk.utterance for chunk in self.order.piece_chunks(n, number, of))
         return self.order.piece(n, number, of, self.stores[0], self.augment)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:

@@ -20,6 +20,7 @@ from murmur.core.whole_files import replacing, write_whole
 from murmur.speech.corpus.corpus import Corpus, losses
 from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
 from murmur.speech.corpus.lhotse_cuts import read_cuts
+from murmur.speech.corpus.remote import check_store, exists, is_remote, location, mark
 from murmur.speech.features.analysis import Front, LogMel, Mfcc, Ready, digest, read_stored, sample_rate_hz
 from murmur.speech.features.cmvn import Scope, statistics
 from murmur.speech.features.feature_store import FeatureStore
@@ -53,21 +54,26 @@ class Making:
 
 def check(source: str, wanted: Wanted, out: Path) -> None:
     """Check all paths before any work starts."""
-    folder_to_write(out, "--out")
-    if wanted.alignments is not None and not wanted.alignments.exists():
+    if not is_remote(out):
+        folder_to_write(out, "--out")
+    elif wanted.alignments is None and not is_shar(location(source)):
+        raise SettingError(f"--out {out} takes frames with classes (--alignments, or Shar): name a local folder")
+    else:
+        check_store(out)
+    if wanted.alignments is not None and not exists(wanted.alignments):
         raise SettingError(f"--alignments {wanted.alignments} does not exist: name an .npz, or a folder of ali.*.gz")
-    if not is_shar(Path(source)):
+    if not is_shar(location(source)):
         check_data(source)
 
 
 def prepare_data(source: str, wanted: Wanted, how: Making) -> None:
     """Prepare a directory, manifest or Shar folder as requested, and report the result."""
-    if is_shar(Path(source)):
+    if is_shar(location(source)):
         if wanted != Wanted(None, None, wanted.scope, None):
             raise SettingError(
                 "Shar shards bring features and targets: leave --kind, --bins, --alignments and --allow-commands out"
             )
-        tell_store(make_from_shar(Path(source), wanted.scope, how))
+        tell_store(make_from_shar(location(source), wanted.scope, how))
         return
     corpus = read_corpus(source, wanted.commands_allowed)
     front = front_of(corpus, wanted.kind, wanted.bins)
@@ -85,9 +91,9 @@ def make_aligned(corpus: Corpus, front: Front, alignments: Path, scope: Scope, h
     targets = read_targets(alignments)
     feats: Mapping[str, np.ndarray] = on_demand(corpus, front)
     jobs = how.jobs
-    if not isinstance(front, Ready):  # features take the time, in many processes; packing is quick
+    if not isinstance(front, Ready) and not is_remote(how.out):  # features take the time; packing is quick
         feats, jobs = make_features(corpus, front, how.out, how.jobs, progress=True), 1
-    content = [corpus.digest(), digest(front), str(alignments.resolve()), *_stamps(alignments)]
+    content = [corpus.digest(), digest(front), _name(alignments), *_stamps(alignments)]
     folder = _frames_folder(how.out, *content, scope, how.storage)
     return make(folder, aligned_parts(feats, corpus.speakers, targets, scope), how.storage, jobs, progress=True)
 
@@ -95,13 +101,13 @@ def make_aligned(corpus: Corpus, front: Front, alignments: Path, scope: Scope, h
 def make_from_shar(source: Path, scope: Scope, how: Making) -> FrameStore:
     parts = shar_parts(source, scope)
     stamps = [stamp for part in parts for _, path in part.files for stamp in _stamps(path)]
-    folder = _frames_folder(how.out, str(source.resolve()), *stamps, scope, how.storage)
+    folder = _frames_folder(how.out, _name(source), *stamps, scope, how.storage)
     return make(folder, parts, how.storage, how.jobs, progress=True)
 
 
 def tell_store(store: FrameStore) -> None:
     """Print one line about a prepared corpus, one about what is left out, and its folder."""
-    size = sum(path.stat().st_size for path in store.folder.iterdir())
+    size = sum(size for shard in store.manifest["shards"] for size, _ in shard["files"].values())
     frames = int(store.lengths.sum())
     say(
         f"{counted(frames, 'frame')} of {counted(store.dims, 'value')}, {counted(len(store), 'utterance')}, "
@@ -117,7 +123,13 @@ def _frames_folder(out: Path, *content: str) -> Path:
     return out / f"frames-{hashlib.sha256(json.dumps([FORMAT, *content]).encode()).hexdigest()[:16]}"
 
 
+def _name(source: Path) -> str:
+    return str(source if is_remote(source) else source.resolve())
+
+
 def _stamps(source: Path) -> list[str]:
+    if is_remote(source):
+        return [f"{source.name} {mark(source)}"]
     files = sorted(source.glob("ali.*.gz")) if source.is_dir() else [source]
     return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files if file.exists()]
 
@@ -125,7 +137,7 @@ def _stamps(source: Path) -> list[str]:
 def read_corpus(source: str, commands_allowed: bool = False) -> Corpus:
     """Utterances of a data directory or cut manifest; commands in a directory run only if they are allowed."""
     check_data(source)
-    path = Path(source)
+    path = location(source)
     if path.name.endswith(MANIFESTS):
         return read_cuts(path)
     return read_data_dir(path, commands_allowed=commands_allowed)
@@ -133,8 +145,11 @@ def read_corpus(source: str, commands_allowed: bool = False) -> Corpus:
 
 def check_data(source: str) -> None:
     """Check that there is a data directory or cut manifest with the files that it needs, without reading them."""
-    path = Path(source)
-    if path.name.endswith(MANIFESTS):
+    path = location(source)
+    if is_remote(path):
+        if not path.name.endswith(MANIFESTS):
+            check_data_dir(path)
+    elif path.name.endswith(MANIFESTS):
         file_to_read(path, "manifest")
     elif path.is_dir():
         parts = sorted(str(p.parent) for p in path.glob("data/*/text"))
