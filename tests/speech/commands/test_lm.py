@@ -65,7 +65,7 @@ def test_a_stop_leaves_no_partial_file(text: Path, tmp_path: Path, monkeypatch: 
         raise Stopped(signal.SIGTERM)
 
     out = tmp_path / "new" / name
-    monkeypatch.setattr("murmur.speech.language_model.arpa._opened", stopped)
+    monkeypatch.setattr("murmur.speech.language_model.arpa.opened_arpa", stopped)
     with pytest.raises(Stopped):
         write_arpa(KneserNey(2).train(SENTENCES).model, out)
     assert list(out.parent.iterdir()) == []

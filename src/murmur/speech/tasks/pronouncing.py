@@ -17,7 +17,8 @@ from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.published.transcripts import Writing
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.language_model.arpa import write_arpa
-from murmur.speech.language_model.kneser_ney import KneserNey, frequent_words
+from murmur.speech.language_model.kneser_ney import KneserNey
+from murmur.speech.language_model.ngram_counts import frequent_words
 from murmur.speech.lexicon.g2p import (
     ARPABET,
     LEXICON,
