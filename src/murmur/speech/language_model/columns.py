@@ -122,10 +122,9 @@ class Columns:
         return self
 
     def blocks(self, rows: int | None = None) -> Iterator[Block]:
-        """Yield all rows in blocks, of at most `rows` rows if given."""
+        """Yield all rows in blocks; in smaller ones of at most `rows` rows from a file."""
         self._finish()
-        for block in self._kept:
-            yield from _cut(block, rows)
+        yield from self._kept
         for place, count in self._places:
             step = rows or count
             for begin in range(0, count, step):
@@ -184,6 +183,8 @@ def _runs(blocks: Iterable[Block], scratch: Scratch) -> Iterator[Block]:
     """Unsorted blocks as large as memory allows."""
     held, size = list[Block](), 0
     for block in blocks:
+        if not len(block[0]):
+            continue
         held.append(block)
         size += sum(column.nbytes for column in block)
         if scratch.is_full(size):
@@ -288,8 +289,3 @@ def joined(blocks: list[Block]) -> Block:
 
 def _rows(block: Block, begin: int, end: int | None) -> Block:
     return tuple(column[begin:end] for column in block)
-
-
-def _cut(block: Block, rows: int | None) -> Iterator[Block]:
-    step = rows or len(block[0])
-    yield from (_rows(block, begin, begin + step) for begin in range(0, len(block[0]), step))

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from murmur.core.whole_files import in_place_of
@@ -79,12 +80,12 @@ def _run(command: Sequence[str], sentences: Iterable[str], path: Path, messages:
         assert process.stdin is not None  # a pipe, as is the output
         assert process.stdout is not None
         try:
-            try:
-                for sentence in sentences:  # all of them are read before anything is written
-                    process.stdin.write(" ".join(words_of(sentence)).encode() + b"\n")
-                process.stdin.close()
-            except BrokenPipeError:
-                pass  # it has ended; its message tells why
+            with suppress(BrokenPipeError):  # it has ended; its message tells why
+                try:
+                    for sentence in sentences:  # all of them are read before anything is written
+                        process.stdin.write(" ".join(words_of(sentence)).encode() + b"\n")
+                finally:
+                    process.stdin.close()
             with naming(path), opened_arpa(path, "wb") as file:
                 shutil.copyfileobj(process.stdout, file)
         except BaseException:

@@ -164,9 +164,9 @@ class Level:
         counts_of_counts: number of n-grams of count 1, 2, 3 and 4.
     """
 
-    n: int
     counts: Columns
     rotated: Columns
+    n: int
     kept: int
     counts_of_counts: tuple[int, ...]
 
@@ -230,9 +230,6 @@ def _level(
         kept += int(keep.sum())
         of_counts += np.bincount(np.minimum(counts, 5), minlength=6)[:5]
         table.append((keys, counts, keep))
-    rotated = ((packing.pack([*words[1:], words[0]]),) for words in _words(table, n, packing)) if n > 1 else ()
-    return Level(n, table, sorted_by_key(rotated, scratch), kept, tuple(of_counts[1:].tolist()))
-
-
-def _words(table: Columns, n: int, packing: Packing) -> Iterator[list[np.ndarray]]:
-    return (packing.unpack(block[0], n) for block in table.blocks())
+    unpacked = (packing.unpack(block[0], n) for block in table.blocks()) if n > 1 else ()
+    rotated = ((packing.pack([*words, first]),) for first, *words in unpacked)
+    return Level(table, sorted_by_key(rotated, scratch), n, kept, tuple(of_counts[1:].tolist()))
