@@ -28,7 +28,7 @@ from murmur.speech.language_model.lmplz import check_lmplz, write_with_lmplz
 from murmur.speech.language_model.ngram import UNKNOWN, UNKNOWN_NAMES, perplexity, prune
 from murmur.speech.language_model.ngram_counts import frequent_words
 from murmur.speech.lexicon.lexicon import listed_words
-from murmur.speech.tasks.texts import Sentences, check_text, files_of
+from murmur.speech.tasks.texts import SentenceFiles, check_text, files_of
 
 app = typer.Typer(
     help="Language models in ARPA format: train (modified Kneser-Ney), prune (relative entropy), perplexity.\n\n"
@@ -126,7 +126,7 @@ def train_command(text: Text, *, out: Out, how: Estimate, resources: Resources, 
         file_to_read(vocabulary, "--vocabulary")
     not_an_input(out, "--out", [*(file for path in text for file in files_of(path)), *filter(None, [vocabulary])])
     words = None if vocabulary is None else listed_words(text_lines(vocabulary))
-    sentences, folder = Sentences(text, writing), resources.folder(out)
+    sentences, folder = SentenceFiles(text, writing), resources.folder(out)
     if resources.tool == "lmplz":
         _train_with_lmplz(config, sentences, out, words, most, memory, folder)
         return
@@ -156,7 +156,7 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 def _train_with_lmplz(
     config: KneserNey,
-    sentences: Sentences,
+    sentences: SentenceFiles,
     out: Path,
     words: Iterable[str] | None,
     most: int | None,
@@ -209,4 +209,4 @@ def perplexity_command(model: Model, text: Text, writing: WritingRule = "as-is")
     check_text(text)
     with timed(f"reading {model}"):
         loaded = read_arpa(model)
-    say(str(perplexity(loaded, Sentences(text, writing))))
+    say(str(perplexity(loaded, SentenceFiles(text, writing))))

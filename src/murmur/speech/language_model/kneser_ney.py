@@ -198,7 +198,7 @@ class _Counts:
             yield self.packing.pack([first, *suffix]), prob_of(self.packing.prefix(rotated, level.n))
 
     def _section(self, level: Level, prob: Columns, gamma: Columns) -> Iterator[Section]:
-        """What no cut-off removes; the weight is 1 if nothing follows, as after `</s>`."""
+        """N-grams that no cut-off removes; the weight is 1 if nothing follows, as after `</s>`."""
         weight_of = SortedLookup(gamma.blocks(), 1.0)
         rows = zip(level.counts.blocks(), prob.blocks(), strict=True)
         for (keys, _, keep), (p,) in self._scratch.watched(rows, f"{level.n}-grams", level.counts.rows):

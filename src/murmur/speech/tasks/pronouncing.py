@@ -35,7 +35,7 @@ from murmur.speech.lexicon.g2p import (
 from murmur.speech.lexicon.lexicon import Entry, read_lexicon
 from murmur.speech.lexicon.spelling import Digits
 from murmur.speech.tasks.prepared import Absent, refuse_to_make
-from murmur.speech.tasks.texts import Sentences, check_text
+from murmur.speech.tasks.texts import SentenceFiles, check_text
 
 log = logging.getLogger(__name__)
 Guess = Literal["none", "espeak", "graphemes"]
@@ -162,7 +162,7 @@ class TextVocabulary:
     def made(self, lexicon: Path, cache: Path, absent: Absent) -> tuple[Path, Mapping[str, Path]]:
         """The lexicon completed with the words of the text, and the language models; made in `cache` if missing."""
         assert self.text is not None  # without a text nothing is made
-        sentences = Sentences([self.text], self.writing)
+        sentences = SentenceFiles([self.text], self.writing)
         words = frequent_words(sentences, None, self.min_count)
         if not words:
             raise SettingError(f"no word of {self.text} occurs {self.min_count} times: lower task.vocabulary.min_count")

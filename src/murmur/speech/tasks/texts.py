@@ -1,4 +1,4 @@
-"""Sentences of text files, folders of them and Kaldi data directories; the texts of a language model."""
+"""SentenceFiles of text files, folders of them and Kaldi data directories; the texts of a language model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_text(paths: Sequence[Path]) -> None:
 
 
 @dataclass(frozen=True)
-class Sentences:
+class SentenceFiles:
     """The sentences of text files, of folders of them, and the transcripts of data directories, read one by one.
 
     Blank lines are left out. Files of a folder are read in the order of their names.
@@ -74,8 +74,8 @@ class Sentences:
 
 
 def sentences_of(paths: Sequence[Path], writing: Writing = "as-is") -> list[str]:
-    """Return `Sentences` as a list."""
-    return list(Sentences(paths, writing))
+    """Return `SentenceFiles` as a list."""
+    return list(SentenceFiles(paths, writing))
 
 
 def files_of(path: Path) -> list[Path]:
