@@ -1,4 +1,4 @@
-"""SentenceFiles of text files, folders of them and Kaldi data directories; the texts of a language model."""
+"""Sentences of text files, folders of them and Kaldi data directories; the texts of a language model."""
 
 from __future__ import annotations
 
