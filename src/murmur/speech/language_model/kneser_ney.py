@@ -83,7 +83,9 @@ class KneserNey:
             for n, section in enumerate(counts.sections(), 1):
                 *words, log10_prob, log10_backoff = joined([_no_rows(n), *((*w, p, a) for w, p, a in section)])
                 keys = counts.packing.pack(words)
-                prefix = np.searchsorted(below, counts.packing.prefix(keys, n)) if n > 1 else np.zeros_like(words[0])
+                prefix: np.ndarray = np.zeros_like(words[-1])
+                if n > 1:
+                    prefix = np.asarray(np.searchsorted(below, counts.packing.prefix(keys, n)))
                 orders.append(Grams(prefix, words[-1], log10_prob, log10_backoff))
                 below = keys
             return TrainedLanguageModel(**vars(counts.estimated), model=NgramModel(counts.text.words, tuple(orders)))
