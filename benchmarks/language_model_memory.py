@@ -5,7 +5,7 @@
 TEXT is a file of sentences (plain or .gz). Longer texts are made of it: the beginning of one sentence, drawn at random,
 is followed by the end of another one. Words are in millions. Both ways read the same `--words`, in turn, and their
 files must be equal byte for byte; `--large` words are read out of core alone. Each measurement is a process of its own:
-peak resident memory, the most bytes of its temporary files (looked at five times a second), and words per processor
+peak resident memory and the most bytes of its temporary files, looked at five times a second, and words per processor
 second, without the seconds for a text of one sentence.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import filecmp
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -63,20 +64,28 @@ def temporary_bytes(process: int) -> int:
     return size
 
 
+def peak_bytes(process: int) -> int:
+    """Peak resident memory of a process since it runs its program; `wait4` gives that of its parent, if it is more."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{process}/status").read_text(encoding="utf-8"))
+    return int(found[1]) * 1024 if found else 0
+
+
 def trained(text: Path, out: Path, options: list[str]) -> Measured:
     """Measure one command."""
     command = [sys.executable, "-m", "murmur", "lm", "train", str(text), "--out", str(out), *options]
-    process, most = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), 0
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    memory = most = 0
     while True:
         ended, status, used = os.wait4(process.pid, os.WNOHANG)
         if ended:
             break
         with suppress(OSError):  # it has ended
+            memory = max(memory, peak_bytes(process.pid))
             most = max(most, temporary_bytes(process.pid))
         time.sleep(0.2)
     if status:
         raise SystemExit(f"{' '.join(command)} failed")
-    return Measured(used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20, most / 2**30)
+    return Measured(used.ru_utime + used.ru_stime, memory / 2**30, most / 2**30)
 
 
 def both(scratch: Path, words: int, order: list[str], memory: list[str], rounds: int) -> dict[str, object]:
