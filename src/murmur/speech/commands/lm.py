@@ -81,9 +81,9 @@ class Resources:
 
     Attributes:
         memory: Memory for n-grams, such as 500M or 2G; beyond it they are sorted in temporary files. Words, and some
-            100 MB of the program, come on top. The model is the same. By default everything is held in memory.
+            250 MB of the program, come on top. The model is the same. By default everything is held in memory.
         temporary: Folder of temporary files; by default that of --out, or TMPDIR if --out is not a file. They have no
-            names, and take up to 40 bytes for each word and order.
+            names, and take up to 48 bytes for each word and order.
         tool: murmur, or lmplz, the program of kenlm; it must be on PATH, and gets --order, --cutoffs, --memory and the
             words.
     """

@@ -21,7 +21,7 @@ from murmur.speech.language_model.ngram import END, START, UNKNOWN_NAMES, words_
 
 END_NUMBER, START_NUMBER = 0, 1
 _KEY_BITS = 64
-_DISK_BYTES = 40  # of temporary files for each token and order, at most
+_DISK_BYTES = 48  # of temporary files for each token and order, at most
 
 
 def frequent_words(sentences: Iterable[str], most: int | None = None, min_count: int = 1) -> list[str]:
