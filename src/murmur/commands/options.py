@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
@@ -67,6 +68,19 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:
         raise SettingError(f"{option} {text!r}: give whole numbers separated by commas, such as 1,2,4") from None
+
+
+def memory_bytes(text: str, option: str) -> int:
+    """The bytes of "500M": a number with K, M, G or T, powers of 1024.
+
+    Raises:
+        SettingError: it is none, or below 1M; names the option.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text.strip().upper())
+    size = int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")) if found else 0
+    if size < 1 << 20:
+        raise SettingError(f"{option} {text!r}: give a size of at least 1M, such as 500M or 2G")
+    return size
 
 
 Result = TypeVar("Result")

@@ -6,6 +6,7 @@ import gzip
 import os
 import re
 import signal
+import tempfile
 import threading
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def test_a_stop_leaves_no_partial_file(text: Path, tmp_path: Path, monkeypatch: 
         raise Stopped(signal.SIGTERM)
 
     out = tmp_path / "new" / name
-    monkeypatch.setattr("murmur.speech.language_model.arpa._opened", stopped)
+    monkeypatch.setattr("murmur.speech.language_model.arpa.opened_arpa", stopped)
     with pytest.raises(Stopped):
         write_arpa(KneserNey(2).train(SENTENCES).model, out)
     assert list(out.parent.iterdir()) == []
@@ -89,6 +90,69 @@ def test_out_may_be_a_fifo_or_a_link(text: Path, tmp_path: Path, kind: str) -> N
     if kind == "fifo":
         reader.join(20)
     assert (got[0] if kind == "fifo" else (tmp_path / "far").read_bytes()) == (tmp_path / "file").read_bytes()
+
+
+@pytest.mark.parametrize("size", ["1M", "1.5m", "2G"])
+def test_memory_changes_nothing_but_the_place_of_tables(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    folders, temporary = list[Path](), tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **how: folders.append(how["dir"]) or temporary(**how))
+    run("train", text, "--out", tmp_path / "inside.arpa")
+    assert folders == []
+    out, elsewhere = tmp_path / "new" / "lm.arpa", tmp_path / "elsewhere"
+    for options, folder in ([], out.parent), (["--temporary", elsewhere], elsewhere):
+        code, said = run("train", text, "--out", out, "--memory", size, *options)
+        assert code == 0, said
+        assert set(folders) == {folder}
+        assert out.read_bytes() == (tmp_path / "inside.arpa").read_bytes()
+        assert list(out.parent.iterdir()) == [out]
+        folders.clear()
+    assert list(elsewhere.iterdir()) == []
+    os.mkfifo(tmp_path / "fifo")  # its folder may be one of devices, which takes no files
+    reader = threading.Thread(target=(tmp_path / "fifo").read_bytes, daemon=True)
+    reader.start()
+    run("train", text, "--out", tmp_path / "fifo", "--memory", size)
+    reader.join(20)
+    assert set(folders) == {Path(tempfile.gettempdir())}
+
+
+def test_a_full_disk_is_told_in_one_line(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **how: open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
+    code, said = run("train", text, "--out", tmp_path / "lm.arpa", "--memory", "1M")
+    assert code == 1
+    told = [line for line in said.splitlines() if "temporary files in" in line]
+    assert len(told) == 1
+    assert "the disk is full: make room" in told[0]
+    assert list(tmp_path.iterdir()) == [text]
+
+
+def test_a_fifo_is_read_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    content = gzip.compress("\n".join(SENTENCES).encode())
+    writer = threading.Thread(target=(tmp_path / "fifo").write_bytes, args=[content], daemon=True)
+    writer.start()
+    code, said = run("train", tmp_path / "fifo", "--most", 2, "--out", tmp_path / "lm.arpa")
+    writer.join(20)
+    assert code == 0, said
+    assert read_arpa(tmp_path / "lm.arpa").words[3:] == ("one", "x")
+
+
+def test_lmplz_gets_the_options_and_the_words(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, record = tmp_path / "bin" / "lmplz", tmp_path / "record"
+    program.parent.mkdir()
+    script = f'echo "$@" > {record}; for word; do last=$word; done; cat $last >> {record}; cat > /dev/null; echo ARPA'
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    options = ["--order", 2, "--cutoffs", "0,1", "--memory", "3M", "--most", 2, "--tool", "lmplz"]
+    code, said = run("train", text, "--out", tmp_path / "new" / "lm.arpa", *options)
+    assert code == 0, said
+    arguments, words = record.read_text().splitlines()
+    assert f"--order 2 --temp_prefix {tmp_path / 'new'}/.murmur-lm-" in arguments
+    assert "--memory 3145728b --prune 0 1 --limit_vocab_file" in arguments
+    assert words == "one x"
+    assert [path.read_text() for path in (tmp_path / "new").iterdir()] == ["ARPA\n"]
 
 
 def test_words_outside_of_a_vocabulary_are_named(text: Path, tmp_path: Path) -> None:
@@ -151,6 +215,13 @@ def test_prose_is_written_like_transcripts(tmp_path: Path) -> None:
         (["train", "damaged.gz", "--out", "x"], "is damaged"),
         (["train", "latin1", "--out", "x"], "is not UTF-8 (byte 1)"),
         (["train", "TEXT", "--unknown", "OOV", "--out", "x"], "readers of models know <unk> and <UNK> alone"),
+        *(
+            (["train", "TEXT", "--memory", size, "--out", "x"], f"--memory {size!r}: give a size of at least 1M")
+            for size in ("", "0", "500", "1023K", "-1M", "5Q", "1M2", "1.M", "nan", "1e9", "500MB")
+        ),
+        (["train", "TEXT", "--temporary", "TEXT", "--out", "x"], "--temporary"),
+        (["train", "TEXT", "--tool", "lmplz", "--unknown", "<UNK>", "--out", "x"], "lmplz knows <unk> alone"),
+        (["train", "TEXT", "--tool", "lmplz", "--out", "x"], "there is no program lmplz on PATH"),
         (["train", "TEXT", "--out", "TEXT"], "is read too and would be overwritten"),
         (["train", "data", "--out", "data/text"], "is read too and would be overwritten"),
         (["train", "folder", "--out", "folder/a.txt"], "is read too and would be overwritten"),
@@ -163,6 +234,7 @@ def test_prose_is_written_like_transcripts(tmp_path: Path) -> None:
 )
 def test_mistakes(words: list[str], says: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
     Path("empty").write_text("\n\n")
     Path("latin1").write_bytes(b"a\xe4")
     Path("damaged.gz").write_bytes(gzip.compress(text.read_bytes())[:40])

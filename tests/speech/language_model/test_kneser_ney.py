@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
-from murmur.speech.language_model.kneser_ney import KneserNey, frequent_words
+from murmur.speech.language_model.kneser_ney import KneserNey
 from murmur.speech.language_model.ngram import perplexity, prune, select_rows, with_normalised_backoff
+from murmur.speech.language_model.ngram_counts import frequent_words
 
 SENTENCES = st.lists(st.lists(st.sampled_from("abcd"), max_size=6).map(" ".join), min_size=1, max_size=12)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from murmur.core.errors import SettingError
+from murmur.speech.corpus import file_content
 from murmur.speech.corpus.corpus import CorpusError
-from murmur.speech.corpus.file_content import text_lines
+from murmur.speech.corpus.file_content import each_line, text_lines
 from murmur.speech.tasks.texts import check_text, sentences_of
 
 
@@ -73,3 +74,24 @@ def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
     ):
         path.write_bytes(content.encode())
         assert text_lines(path) == wanted
+        assert list(each_line(path)) == wanted
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_lines_of_pieces_are_those_of_the_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    """Lines, and the places of errors."""
+    path, write = tmp_path / "t", gzip.compress if packed else bytes
+    monkeypatch.setattr(file_content, "_PIECE_BYTES", 4)
+    good = "\ufeffone\r\n\n two\u00a0e\u0301\n\ufeffx\n\n\nlast\rone".encode()
+    path.write_bytes(write(good))
+    assert list(each_line(path)) == text_lines(path)
+    assert len(text_lines(path)) == 7
+    for bad in (b"one\ntwo\nth\xffree\n", b"one\ntwo\nth\0ree\n", b"one\rtwo"):
+        path.write_bytes(write(bad))
+        with pytest.raises(CorpusError) as whole:
+            text_lines(path)
+        with pytest.raises(CorpusError) as pieces:
+            list(each_line(path))
+        assert str(pieces.value) == str(whole.value)

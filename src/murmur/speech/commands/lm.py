@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from rich.progress import TaskID
 
-from murmur.commands.options import grouped, numbers
+from murmur.commands.options import grouped, memory_bytes, numbers
 from murmur.core.counted import are, counted
 from murmur.core.errors import SettingError
-from murmur.core.path_checks import file_to_read, file_to_write, not_an_input
+from murmur.core.path_checks import file_to_read, file_to_write, folder_to_write, not_an_input
 from murmur.core.printable import say
+from murmur.execution.processes import bar_of
 from murmur.run.timed import timed
 from murmur.speech.corpus.corpus import left_out
 from murmur.speech.corpus.file_content import text_lines
 from murmur.speech.corpus.published.transcripts import Writing
 from murmur.speech.language_model.arpa import read_arpa, write_arpa
-from murmur.speech.language_model.kneser_ney import KneserNey, frequent_words
+from murmur.speech.language_model.columns import Scratch
+from murmur.speech.language_model.kneser_ney import KneserNey
+from murmur.speech.language_model.lmplz import check_lmplz, write_with_lmplz
 from murmur.speech.language_model.ngram import UNKNOWN, UNKNOWN_NAMES, perplexity, prune
+from murmur.speech.language_model.ngram_counts import frequent_words
 from murmur.speech.lexicon.lexicon import listed_words
-from murmur.speech.tasks.texts import check_text, files_of, sentences_of
+from murmur.speech.tasks.texts import SentenceFiles, check_text, files_of
 
 app = typer.Typer(
     help="Language models in ARPA format: train (modified Kneser-Ney), prune (relative entropy), perplexity.\n\n"
@@ -68,14 +75,43 @@ class Estimate:
     unknown: str | None = UNKNOWN
 
 
+@dataclass(frozen=True)
+class Resources:
+    """Program, memory and disk for estimating.
+
+    Attributes:
+        memory: Memory for n-grams, such as 500M or 2G; beyond it they are sorted in temporary files. Words, and some
+            250 MB of the program, come on top. The model is the same. By default everything is held in memory.
+        temporary: Folder of temporary files; by default that of --out, or TMPDIR if --out is not a file. They have no
+            names, and take up to 48 bytes for each word and order.
+        tool: murmur, or lmplz, the program of kenlm; it must be on PATH, and gets --order, --cutoffs, --memory and the
+            words.
+    """
+
+    memory: str | None = None
+    temporary: Path | None = None
+    tool: Literal["murmur", "lmplz"] = "murmur"
+
+    def folder(self, out: Path) -> Path | None:
+        """Folder of temporary files; None is that of the system."""
+        if self.temporary is None and out.exists() and not out.is_file():
+            return None
+        folder = self.temporary or out.parent
+        folder_to_write(folder, "--temporary")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
 @app.command("train")
 @grouped
-def train_command(text: Text, *, out: Out, how: Estimate, writing: WritingRule = "as-is") -> None:
+def train_command(text: Text, *, out: Out, how: Estimate, resources: Resources, writing: WritingRule = "as-is") -> None:
     """Estimate an interpolated modified Kneser-Ney model.
 
     Example: murmur lm train text.txt --order 3 --most 20000 --cutoffs 0,0,1 --out lm.arpa.gz
 
     Example, prose beside transcripts: murmur lm train data/train prose.txt --writing english --out lm.arpa.gz
+
+    Example, a text larger than memory: murmur lm train librispeech-lm-norm.txt.gz --memory 2G --out lm.arpa.gz
     """
     vocabulary, most, unknown = how.vocabulary, how.most, how.unknown
     if vocabulary is not None and most is not None:
@@ -83,24 +119,58 @@ def train_command(text: Text, *, out: Out, how: Estimate, writing: WritingRule =
     if unknown and unknown not in UNKNOWN_NAMES:
         raise SettingError(f"--unknown {unknown}: readers of models know {' and '.join(UNKNOWN_NAMES)} alone")
     config = KneserNey(how.order, numbers(how.cutoffs or "", "--cutoffs"), unknown or None)
+    memory = None if resources.memory is None else memory_bytes(resources.memory, "--memory")
     file_to_write(out, "--out")
     check_text(text)
     if vocabulary is not None:
         file_to_read(vocabulary, "--vocabulary")
     not_an_input(out, "--out", [*(file for path in text for file in files_of(path)), *filter(None, [vocabulary])])
-    lines = sentences_of(text, writing)
     words = None if vocabulary is None else listed_words(text_lines(vocabulary))
-    words = words if most is None else frequent_words(lines, most)
-    with timed(f"counting and estimating {counted(len(lines), 'sentence')}"):
-        trained = config.train(lines, words)
+    sentences, folder = SentenceFiles(text, writing), resources.folder(out)
+    if resources.tool == "lmplz":
+        _train_with_lmplz(config, sentences, out, words, most, memory, folder)
+        return
+    with _progress() as progress:
+        trained = config.write(sentences, out, words, most, Scratch(memory, folder, progress))
     for fallen in trained.fell_back:
         say(f"order {fallen}: too little text to estimate discounts; 0.5, 1, 1.5 are used", err=True)
-    with timed(f"writing {out}"):
-        write_arpa(trained.model, out)
     lost = trained.unknown_words
-    say(f"{trained.model}; {counted(lost, 'word')} of the text {are(lost)} outside the vocabulary")
+    say(f"{trained}; {counted(lost, 'word')} of the text {are(lost)} outside the vocabulary")
     if vocabulary is not None and lost:
         say(left_out("word", [(word, f"not in {vocabulary}") for word in trained.outside]))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A progress bar for each table."""
+    with bar_of() as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield show
+
+
+def _train_with_lmplz(
+    config: KneserNey,
+    sentences: SentenceFiles,
+    out: Path,
+    words: Iterable[str] | None,
+    most: int | None,
+    memory: int | None,
+    folder: Path | None,
+) -> None:
+    if config.unknown != UNKNOWN:
+        raise SettingError(f"--unknown {config.unknown or repr('')}: lmplz knows {UNKNOWN} alone")
+    check_lmplz()
+    words = words if most is None else frequent_words(sentences, most)
+    with timed(f"estimating {out} with lmplz"):
+        warnings = write_with_lmplz(config, sentences, out, words, memory, folder)
+    for warning in warnings:
+        say(f"lmplz: {warning}", err=True)
 
 
 @app.command("prune")
@@ -139,4 +209,4 @@ def perplexity_command(model: Model, text: Text, writing: WritingRule = "as-is")
     check_text(text)
     with timed(f"reading {model}"):
         loaded = read_arpa(model)
-    say(str(perplexity(loaded, sentences_of(text, writing))))
+    say(str(perplexity(loaded, SentenceFiles(text, writing))))

@@ -48,15 +48,15 @@ PACKED = {  # first bytes of packed files: name of the format and a program that
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 
 
-def not_utf8(path: Path | str, error: UnicodeDecodeError) -> str:
-    """Return the message for a text file that is not UTF-8; `error` is that of decoding its bytes from the first on."""
+def not_utf8(path: Path | str, error: UnicodeDecodeError, lines: int = 0, size: int = 0) -> str:
+    """Return the message for a text file that is not UTF-8; `error` is that of the bytes behind some lines."""
     for first, (kind, program) in PACKED.items():
         if error.object.startswith(first):
             return f"{path} is compressed ({kind}): unpack it, e.g. with {program}"
     if error.object.startswith(UTF_16) or b"\0" in error.object[:200]:
         return f"{path} is UTF-16, not UTF-8: convert it, e.g. with iconv -f UTF-16 -t UTF-8"
-    line = error.object.count(b"\n", 0, error.start) + 1
-    return f"{path} is not UTF-8 (byte {error.start}) in line {line}: convert it, e.g. with iconv"
+    line = lines + error.object.count(b"\n", 0, error.start) + 1
+    return f"{path} is not UTF-8 (byte {size + error.start}) in line {line}: convert it, e.g. with iconv"
 
 
 @contextmanager
@@ -112,6 +112,7 @@ def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
         return {name: found[name] for name in found.files}
 
 
+_PIECE_BYTES = 1 << 22
 GZIP = b"\x1f\x8b"
 _COLUMN_ENDS = re.compile(r"[ \t]+")
 
@@ -145,17 +146,17 @@ def unpacked(path: Path) -> bytes:
         raise CorpusError(f"{path} is damaged ({error}): copy it again") from error
 
 
-def decoded(path: Path | str, content: bytes) -> str:
-    """Return the text of bytes that were read from a file; raises as `text_of` does."""
+def decoded(path: Path | str, content: bytes, lines: int = 0, size: int = 0) -> str:
+    """Return the text of bytes that were read from a file, behind some lines and bytes; raises as `text_of` does."""
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8" if size else "utf-8-sig")
     except UnicodeDecodeError as error:
-        raise CorpusError(not_utf8(path, error)) from error
+        raise CorpusError(not_utf8(path, error, lines, size)) from error
     if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
+        line = lines + text.count("\n", 0, text.index("\0")) + 1
         raise CorpusError(f"{path}:{line} holds a NUL: the file is UTF-16 (convert it, e.g. with iconv), or damaged")
     text = text.replace("\r\n", "\n")
-    if "\r" in text.rstrip("\r") and "\n" not in text:
+    if not size and "\r" in text.rstrip("\r") and "\n" not in text:
         raise CorpusError(f"{path} ends its lines with CR alone: convert it, e.g. with tr '\\r' '\\n'")
     return text
 
@@ -169,6 +170,21 @@ def written_lines(path: Path) -> list[str]:
 def text_lines(path: Path) -> list[str]:
     """Return the lines of a file in NFC; raises as `text_of` does."""
     return [nfc(line) for line in written_lines(path)]
+
+
+def each_line(path: Path) -> Iterator[str]:
+    """Yield the lines of `text_lines` one by one, of a file that may be larger than memory; raises as `text_of`."""
+    number = size = 0
+    with open(path, "rb") as raw:
+        packed = raw.peek(len(GZIP))[: len(GZIP)] == GZIP  # of a FIFO too, which is read once
+        try:
+            with gzip.GzipFile(fileobj=raw) if packed else raw as file:
+                while lines := file.readlines(_PIECE_BYTES):
+                    content = b"".join(lines)
+                    yield from map(nfc, decoded(path, content, number, size).removesuffix("\n").split("\n"))
+                    number, size = number + len(lines), size + len(content)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise CorpusError(f"{path} is damaged ({error}): copy it again") from error
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:

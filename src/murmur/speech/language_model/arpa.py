@@ -11,7 +11,7 @@ import re
 import unicodedata
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal, cast
@@ -24,6 +24,8 @@ from murmur.speech.corpus.file_content import UTF_16, is_gzip
 from murmur.speech.language_model.ngram import Grams, NgramModel
 
 _DEFLATED = 1032  # bytes that one byte of a gzip file represents at most
+_BLOCK = 1 << 16  # n-grams that are written at a time
+Section = tuple[list[np.ndarray], np.ndarray, np.ndarray]  # columns of word numbers, log10 of probability and back-off
 _COUNT = re.compile(rb"ngram\s+(\d{1,4})\s*=\s*(\d{1,12})\s*$")
 
 
@@ -99,7 +101,7 @@ def _lines_of(path: Path) -> Iterator[_Lines]:
         if file.read(2) in UTF_16:
             raise ValueError(f"{path} is UTF-16, not UTF-8: convert it, e.g. with iconv -f UTF-16 -t UTF-8")
     try:
-        with _opened(path, "rb") as file:
+        with opened_arpa(path, "rb") as file:
             yield _Lines(path, file)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is damaged ({error}): copy it again") from error
@@ -107,7 +109,7 @@ def _lines_of(path: Path) -> Iterator[_Lines]:
         raise ValueError(f"{path} is not UTF-8 ({error}): convert it, e.g. with iconv") from error
 
 
-def _opened(path: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
+def opened_arpa(path: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
     packed = path.suffix == ".gz" if mode == "wb" else is_gzip(path)
     if packed:
         return cast("IO[bytes]", gzip.open(path, mode, compresslevel=6))
@@ -193,21 +195,55 @@ def write_arpa(model: NgramModel, path: Path) -> None:
 
     The file is complete at any time; a FIFO, a device or a symbolic link stays, and what it leads to is written.
     """
+    ngrams = [len(grams) for grams in model.orders]
+    write_sections(path, model.words, ngrams, (_section(model, n) for n in range(1, model.order + 1)))
+
+
+def write_sections(
+    path: Path, words: Sequence[str], ngrams: Sequence[int], sections: Iterable[Iterable[Section]]
+) -> None:
+    """Write a model as `write_arpa` does, from blocks of its n-grams.
+
+    Args:
+        path: file to write.
+        words: words by number.
+        ngrams: number of n-grams of each order.
+        sections: per order, the n-grams in blocks.
+
+    Raises:
+        OSError: the file cannot be written; names it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    names = np.array(words, dtype=object)
     # The suffix decides on compression.
-    with in_place_of(path, ".gz" if path.suffix == ".gz" else "") as beside, _opened(beside, "wb") as file:
-        header = "".join(f"ngram {n}={len(grams)}\n" for n, grams in enumerate(model.orders, 1))
+    with in_place_of(path, ".gz" if path.suffix == ".gz" else "") as beside, opened_arpa(beside, "wb") as file:
+        header = "".join(f"ngram {n}={number}\n" for n, number in enumerate(ngrams, 1))
         file.write(f"\\data\\\n{header}".encode())
-        texts: list[str] = [""]
-        for n, grams in enumerate(model.orders, 1):
-            pairs = zip(grams.prefix.tolist(), grams.word.tolist(), strict=True)
-            texts = [f"{texts[prefix]} {model.words[word]}".lstrip() for prefix, word in pairs]
-            columns = [grams.log10_prob.astype(str).tolist(), texts]
-            if n < model.order:
-                columns.append(grams.log10_backoff.astype(str).tolist())
-            rows = "".join("\t".join(row) + "\n" for row in zip(*columns, strict=True))
-            file.write(f"\n\\{n}-grams:\n{rows}".encode())
+        for n, blocks in enumerate(sections, 1):
+            file.write(f"\n\\{n}-grams:\n".encode())
+            for word_numbers, log10_prob, log10_backoff in blocks:
+                texts = map(" ".join, zip(*(names[column].tolist() for column in word_numbers), strict=True))
+                columns = [_decimals(log10_prob), texts, *([_decimals(log10_backoff)] if n < len(ngrams) else [])]
+                file.write("".join("\t".join(row) + "\n" for row in zip(*columns, strict=True)).encode())
         file.write(b"\n\\end\\\n")
+
+
+def _section(model: NgramModel, n: int) -> Iterator[Section]:
+    grams = model.orders[n - 1]
+    for begin in range(0, len(grams), _BLOCK):
+        block, row = slice(begin, begin + _BLOCK), np.arange(begin, min(begin + _BLOCK, len(grams)))
+        words: list[np.ndarray] = []
+        for lower in model.orders[n - 1 :: -1]:
+            words.insert(0, lower.word[row])
+            row = lower.prefix[row]
+        yield words, grams.log10_prob[block], grams.log10_backoff[block]
+
+
+def _decimals(values: np.ndarray) -> list[str]:
+    """The shortest decimals that read back to the same float32 values; of equal bits, one is made."""
+    bits, row = np.unique(values.view(np.uint32), return_inverse=True)
+    texts: list[str] = bits.view(np.float32).astype(str).astype(object)[row].tolist()
+    return texts
 
 
 def _shown(raw: bytes) -> str:

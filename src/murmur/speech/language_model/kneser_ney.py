@@ -10,20 +10,32 @@ highest order and n-grams that begin with `<s>` use their number of occurrences;
 words before them. Unigrams are interpolated with the uniform distribution over all words but `<s>`.
 A cut-off removes rare n-grams; all their count becomes back-off weight, so sums stay one.
 
-K n-grams of an order, T tokens of the text, V words.
+K n-grams of an order, V words. N-grams are sorted tables (`columns`), so that a model may be larger than memory; blocks
+hold all n-grams of a context, so that sums do not depend on the size of blocks.
 """
 
 from __future__ import annotations
 
-import unicodedata
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from murmur.core.counted import are, counted, named
-from murmur.speech.language_model.ngram import END, START, UNKNOWN, UNKNOWN_NAMES, Grams, NgramModel, words_of
+from murmur.speech.language_model.arpa import Section, write_sections
+from murmur.speech.language_model.columns import (
+    Block,
+    Columns,
+    Scratch,
+    SortedLookup,
+    changes,
+    grouped,
+    joined,
+    sorted_by_key,
+)
+from murmur.speech.language_model.ngram import UNKNOWN, Grams, NgramModel, sizes
+from murmur.speech.language_model.ngram_counts import START_NUMBER, Level, NumberedWords, Packing, counted_levels
 
 _FALLBACK = (0.5, 1.0, 1.5)  # discounts if the counts of counts give none, as in tiny texts
 _LOG10_OF_START = -99.0  # by custom of the ARPA format: `<s>` is never predicted
@@ -54,158 +66,169 @@ class KneserNey:
                 "before it (else an n-gram would stay without its prefix)"
             )
 
-    def train(self, sentences: Iterable[str], vocabulary: Iterable[str] | None = None) -> TrainedLanguageModel:
+    def train(
+        self, sentences: Iterable[str], vocabulary: Iterable[str] | None = None, most: int | None = None
+    ) -> TrainedLanguageModel:
         """Estimate from sentences of space-separated words (NFC), with `<s>` and `</s>` added around each.
 
-        The default `vocabulary` is all words of the text. Words outside it count as `unknown`, and so does each of
-        `<unk>` and `<UNK>`, unless the vocabulary is closed.
+        The default `vocabulary` is all words of the text, or the `most` frequent ones. Words outside it count as
+        `unknown`, and so does each of `<unk>` and `<UNK>`, unless the vocabulary is closed.
 
         Raises:
             ValueError: no sentence, a mark such as `<s>` inside one, or a word outside a closed vocabulary.
         """
-        text = _numbered(sentences, vocabulary, self.unknown)
-        levels = _count(text, self.order)
-        cutoffs = self.cutoffs or (0,) * self.order
-        model, discounts, fell_back = _estimate(text.words, levels, cutoffs)
-        return TrainedLanguageModel(model, discounts, fell_back, text.unknown_words, text.outside)
+        with Scratch() as scratch:
+            counts = self._counted(sentences, vocabulary, most, scratch)
+            orders, below = list[Grams](), np.zeros(0, dtype=np.uint64)
+            for n, section in enumerate(counts.sections(), 1):
+                *words, log10_prob, log10_backoff = joined([_no_rows(n), *((*w, p, a) for w, p, a in section)])
+                keys = counts.packing.pack(words)
+                prefix: np.ndarray = np.zeros_like(words[-1])
+                if n > 1:
+                    prefix = np.asarray(np.searchsorted(below, counts.packing.prefix(keys, n)))
+                orders.append(Grams(prefix, words[-1], log10_prob, log10_backoff))
+                below = keys
+            return TrainedLanguageModel(**vars(counts.estimated), model=NgramModel(counts.text.words, tuple(orders)))
+
+    def write(
+        self,
+        sentences: Iterable[str],
+        path: Path,
+        vocabulary: Iterable[str] | None = None,
+        most: int | None = None,
+        scratch: Scratch | None = None,
+    ) -> EstimatedLanguageModel:
+        """Write the ARPA file of the model that `train` estimates, byte for byte, within the memory of `scratch`.
+
+        The words, and a part of the program, are held in memory besides. The file is whole, or not there.
+
+        Raises:
+            ValueError: as for `train`.
+            OSError: the file or a temporary one cannot be written.
+        """
+        with scratch or Scratch() as opened:
+            counts = self._counted(sentences, vocabulary, most, opened)
+            write_sections(path, counts.text.words, counts.estimated.ngrams, counts.sections())
+            return counts.estimated
+
+    def _counted(
+        self, sentences: Iterable[str], vocabulary: Iterable[str] | None, most: int | None, scratch: Scratch
+    ) -> _Counts:
+        text = NumberedWords.of(sentences, vocabulary, most, self.unknown, scratch)
+        packing, levels = counted_levels(text, self.cutoffs or (0,) * self.order, scratch)
+        return _Counts(text, packing, levels, scratch)
 
 
 @dataclass(frozen=True, eq=False)
-class TrainedLanguageModel:
-    """An estimated model, and per order the discounts (D1, D2, D3+).
+class EstimatedLanguageModel:
+    """Facts of an estimated model; per order the number of n-grams and the discounts (D1, D2, D3+).
 
     `fell_back` lists orders without usable discounts from counts of counts (the text is tiny or artificial), for which
     (0.5, 1, 1.5) is used; `unknown_words` counts words of the text outside the vocabulary, `outside` lists them.
     """
 
-    model: NgramModel
+    ngrams: tuple[int, ...]
     discounts: tuple[tuple[float, float, float], ...]
     fell_back: tuple[int, ...]
     unknown_words: int
     outside: tuple[str, ...]
 
-
-def frequent_words(sentences: Iterable[str], most: int | None = None, min_count: int = 1) -> list[str]:
-    """Words that occur at least `min_count` times, at most the `most` frequent ones; ties in code-point order."""
-    counts = Counter(word for sentence in sentences for word in words_of(sentence))
-    ranked = sorted((w for w, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
-    return ranked[:most]
+    def __str__(self) -> str:
+        return sizes(self.ngrams)
 
 
 @dataclass(frozen=True, eq=False)
-class _Text:
-    words: tuple[str, ...]
-    tokens: np.ndarray  # (T,) word numbers: 0 `</s>`, 1 `<s>`
-    first: np.ndarray  # (T,) marks each `<s>`
-    unknown_words: int
-    outside: tuple[str, ...]  # in the order of the text
+class TrainedLanguageModel(EstimatedLanguageModel):
+    """An estimated model in memory."""
+
+    model: NgramModel
 
 
-def _numbered(sentences: Iterable[str], vocabulary: Iterable[str] | None, unknown: str | None) -> _Text:
-    """Word numbers of the text. Words are sorted, after the marks, which come first."""
-    split = [words_of(sentence) for sentence in sentences]
-    if not split:
-        raise ValueError("no sentence to train on: give at least one line of text")
-    seen = dict.fromkeys(word for words in split for word in words)
-    marks = [END, START] + ([unknown] if unknown is not None else [])
-    given = {unicodedata.normalize("NFC", w) for w in (seen if vocabulary is None else vocabulary)}
-    if unknown is not None:  # of two unknown words readers would take the wrong one
-        given = given.difference(UNKNOWN_NAMES)
-    if inside := seen.keys() & {START, END}:
-        raise ValueError(f"the text holds {', '.join(sorted(inside))}: sentence marks are put there by training")
-    missing = tuple(word for word in seen if word not in given and word not in marks)
-    if missing and unknown is None:
-        raise ValueError(
-            f"{counted(len(missing), 'word')} of the text {are(len(missing))} outside the closed vocabulary"
-            f" ({named(sorted(missing))}): "
-            "name an unknown word, or drop those sentences"
+class _Counts:
+    """Counted n-grams, and the model that follows."""
+
+    def __init__(self, text: NumberedWords, packing: Packing, levels: list[Level], scratch: Scratch) -> None:
+        self.text, self.packing = text, packing
+        self._levels, self._scratch = levels, scratch
+        found = [_discounts(level.counts_of_counts) for level in levels]
+        self.estimated = EstimatedLanguageModel(
+            ngrams=tuple(level.kept for level in levels),
+            discounts=tuple(D for D, _ in found),
+            fell_back=tuple(n for n, (_, usable) in enumerate(found, 1) if not usable),
+            unknown_words=text.unknown_words,
+            outside=text.outside,
         )
-    words = (*marks, *sorted(given - set(marks)))
-    number_of = {word: n for n, word in enumerate(words)}
-    other = number_of.get(unknown, -1) if unknown is not None else -1
-    numbers = [n for line in split for n in (1, *(number_of.get(w, other) for w in line), 0)]
-    word_T = np.array(numbers, dtype=np.int64)
-    unknown_words = sum(word not in number_of for line in split for word in line) if missing else 0
-    return _Text(words, word_T, word_T == 1, unknown_words, missing)
+
+    def sections(self) -> Iterator[Iterator[Section]]:
+        """Yield the n-grams of each order in blocks: columns of words, log10 of probability and of back-off weight.
+
+        An order is to be read before the next one is asked for.
+        """
+        below: Columns | None = None  # probabilities of the order below
+        for level, D in zip(self._levels, self.estimated.discounts, strict=True):
+            prob, gamma = Columns(self._scratch), Columns(self._scratch)
+            prefix = partial(self.packing.prefix, n=level.n)
+            for keys, counts, keep, lower in grouped(self._with_lower(level, below), prefix):
+                contexts = prefix(keys)
+                begins = changes(contexts)
+                p, weight = _interpolated(counts, keep, np.cumsum(begins) - 1, lower, D)
+                prob.append((p,))
+                gamma.append((contexts[begins], weight))
+            if below is not None:
+                yield self._section(self._levels[level.n - 2], below, gamma)
+            below = prob
+        assert below is not None  # there is at least one order
+        yield self._section(level, below, Columns(self._scratch))
+
+    def _with_lower(self, level: Level, below: Columns | None) -> Iterator[Block]:
+        """The n-grams of an order with the probability of each one's suffix."""
+        if below is None:  # the uniform distribution: `<s>` is never predicted
+            for keys, counts, keep in level.counts.blocks():
+                yield keys, counts, keep, np.full(len(keys), 1.0 / (len(self.text.words) - 1))
+            return
+        shorter = self._levels[level.n - 2].counts.blocks()
+        prob_of = SortedLookup(((k, p) for (k, _, _), (p,) in zip(shorter, below.blocks(), strict=True)), 0.0)
+        lower = sorted_by_key(self._unrotated(level, prob_of), self._scratch)
+        level.rotated.drop()
+        for (keys, counts, keep), (_, p) in zip(level.counts.blocks(), lower.blocks(), strict=True):
+            yield keys, counts, keep, p
+        lower.drop()
+
+    def _unrotated(self, level: Level, prob_of: SortedLookup) -> Iterator[Block]:
+        for (rotated,) in level.rotated.blocks():
+            *suffix, first = self.packing.unpack(rotated, level.n)
+            yield self.packing.pack([first, *suffix]), prob_of(self.packing.prefix(rotated, level.n))
+
+    def _section(self, level: Level, prob: Columns, gamma: Columns) -> Iterator[Section]:
+        """N-grams that no cut-off removes; the weight is 1 if nothing follows, as after `</s>`."""
+        weight_of = SortedLookup(gamma.blocks(), 1.0)
+        rows = zip(level.counts.blocks(), prob.blocks(), strict=True)
+        for (keys, _, keep), (p,) in self._scratch.watched(rows, f"{level.n}-grams", level.counts.rows):
+            words = self.packing.unpack(keys[keep], level.n)
+            unpredicted = words[-1] == START_NUMBER
+            log10_prob = np.log10(np.where(unpredicted, 1.0, p[keep]))
+            log10_prob[unpredicted] = _LOG10_OF_START
+            log10_backoff = np.log10(weight_of(keys[keep]))
+            yield words, log10_prob.astype(np.float32), log10_backoff.astype(np.float32)
+        prob.drop()
+        gamma.drop()
 
 
-@dataclass(frozen=True, eq=False)
-class _Level:
-    """All n-grams of one order in the text, sorted by (prefix row, word)."""
-
-    prefix: np.ndarray  # (K,) row of the first n - 1 words in the level below
-    suffix: np.ndarray  # (K,) row of the last n - 1 words in the level below
-    word: np.ndarray  # (K,)
-    occurrences: np.ndarray  # (K,)
-    first_word: np.ndarray  # (K,)
-
-
-def _count(text: _Text, order: int) -> list[_Level]:
-    """One sort per order: the key of an n-gram is (row of its prefix) * V + its last word."""
-    V = len(text.words)
-    zeros_V = np.zeros(V, dtype=np.int64)
-    numbers_V = np.arange(V)
-    counts_V = np.bincount(text.tokens, minlength=V)
-    levels = [_Level(zeros_V, zeros_V, numbers_V, counts_V, numbers_V)]
-    row_T = text.tokens  # row of the (n - 1)-gram that ends at each token, -1 if a sentence is too short
-    for _ in range(2, order + 1):
-        before_T = np.where(text.first, -1, np.roll(row_T, 1))
-        at = np.flatnonzero(before_T >= 0)
-        keys, first_at, rows, counts = np.unique(
-            before_T[at] * V + text.tokens[at], return_index=True, return_inverse=True, return_counts=True
-        )
-        prefix = keys // V
-        suffix = row_T[at[first_at]]
-        levels.append(_Level(prefix, suffix, keys % V, counts, levels[-1].first_word[prefix]))
-        row_T = np.full(len(text.tokens), -1)
-        row_T[at] = rows
-    return levels
+def _interpolated(
+    counts: np.ndarray, keep: np.ndarray, context: np.ndarray, lower: np.ndarray, D: tuple[float, float, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Equation 26: p of each n-gram, and gamma of each context, given the p of its suffix."""
+    taken = np.where(keep, np.minimum(np.array((0.0, *D))[np.minimum(counts, 3)], counts), counts)
+    total = np.bincount(context, counts)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gamma = np.where(total > 0, np.bincount(context, taken) / total, 1.0)
+        share = np.where(total[context] > 0, (counts - taken) / total[context], 0.0)
+    return share + gamma[context] * lower, gamma
 
 
-def _estimate(
-    words: tuple[str, ...], levels: list[_Level], cutoffs: tuple[int, ...]
-) -> tuple[NgramModel, tuple[tuple[float, float, float], ...], tuple[int, ...]]:
-    V = len(words)
-    kept_below = np.zeros(1, dtype=np.int64)  # new rows of the order below, -1 for removed rows
-    prob_below = np.array([1.0 / (V - 1)])  # the uniform distribution: `<s>` is never predicted
-    orders: list[Grams] = []
-    discounts, fell_back = [], []
-    for n, (level, cutoff) in enumerate(zip(levels, cutoffs, strict=True), 1):
-        counts = _counts_to_discount(levels, n)
-        D, usable = _discounts(counts)
-        discounts.append(D)
-        fell_back += [] if usable else [n]
-        keep = (level.occurrences > cutoff) | (n == 1)
-        contexts = len(prob_below)
-        total = np.bincount(level.prefix, counts, minlength=contexts)
-        taken = np.where(keep, np.minimum(np.array((0.0, *D))[np.minimum(counts, 3)], counts), counts)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            gamma = np.where(total > 0, np.bincount(level.prefix, taken, minlength=contexts) / total, 1.0)
-            share = np.where(total[level.prefix] > 0, (counts - taken) / total[level.prefix], 0.0)
-        prob = share + gamma[level.prefix] * prob_below[level.suffix]
-        if n > 1:  # 1 if nothing follows, as after `</s>`
-            orders[-1] = replace(orders[-1], log10_backoff=np.log10(gamma[kept_below >= 0]).astype(np.float32))
-        orders.append(_grams(kept_below[level.prefix[keep]], level.word[keep], prob[keep]))
-        kept_below = np.where(keep, np.cumsum(keep) - 1, -1)
-        prob_below = prob
-    return NgramModel(words, tuple(orders)), tuple(discounts), tuple(fell_back)
-
-
-def _counts_to_discount(levels: list[_Level], n: int) -> np.ndarray:
-    """Occurrences at the highest order and after `<s>`, else the number of different words in front; none of `<s>`."""
-    level = levels[n - 1]
-    if n == len(levels):
-        counts = level.occurrences.copy()
-    else:
-        in_front = np.bincount(levels[n].suffix, minlength=len(level.word))
-        counts = np.where(level.first_word == 1, level.occurrences, in_front)
-    counts[level.word == 1] = 0
-    return counts
-
-
-def _discounts(counts: np.ndarray) -> tuple[tuple[float, float, float], bool]:
+def _discounts(counts_of_counts: tuple[int, ...]) -> tuple[tuple[float, float, float], bool]:
     """D_k = k - (k + 1) Y n_{k+1} / n_k with Y = n1 / (n1 + 2 n2); False if the counts of counts allow none."""
-    n1, n2, n3, n4 = (int(np.count_nonzero(counts == k)) for k in (1, 2, 3, 4))
+    n1, n2, n3, n4 = counts_of_counts
     if not min(n1, n2, n3):
         return _FALLBACK, False
     Y = n1 / (n1 + 2 * n2)
@@ -213,8 +236,5 @@ def _discounts(counts: np.ndarray) -> tuple[tuple[float, float, float], bool]:
     return (D, True) if min(D) > 0 else (_FALLBACK, False)
 
 
-def _grams(prefix: np.ndarray, word: np.ndarray, prob: np.ndarray) -> Grams:
-    unpredicted = word == 1
-    log10_prob = np.log10(np.where(unpredicted, 1.0, prob))
-    log10_prob[unpredicted] = _LOG10_OF_START
-    return Grams(prefix, word, log10_prob.astype(np.float32), np.zeros(len(word), dtype=np.float32))
+def _no_rows(n: int) -> Block:
+    return (*(np.zeros(0, dtype=np.int64) for _ in range(n)), *(np.zeros(0, dtype=np.float32) for _ in range(2)))

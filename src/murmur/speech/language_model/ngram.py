@@ -40,6 +40,12 @@ def words_of(sentence: str) -> list[str]:
     return unicodedata.normalize("NFC", sentence).split()
 
 
+def sizes(ngrams: Sequence[int]) -> str:
+    """Return the numbers of n-grams of a model per order, as a text."""
+    counts = ", ".join(counted(number, f"{n}-gram") for n, number in enumerate(ngrams, 1))
+    return f"{counted(ngrams[0], 'word')}; {counts}"
+
+
 @dataclass(frozen=True, eq=False)
 class Grams:
     """The n-grams of one order, sorted by (prefix row, last word). Order 1: prefix 0 throughout, row = word number."""
@@ -61,8 +67,7 @@ class NgramModel:
     orders: tuple[Grams, ...]
 
     def __str__(self) -> str:
-        counts = ", ".join(counted(len(grams), f"{n}-gram") for n, grams in enumerate(self.orders, 1))
-        return f"{counted(len(self.words), 'word')}; {counts}"
+        return sizes([len(grams) for grams in self.orders])
 
     @property
     def order(self) -> int:

@@ -26,8 +26,8 @@ from torch.nn import functional
 
 from murmur.core.model_mode import evaluating
 from murmur.speech.features.batching import UtteranceBatches
-from murmur.speech.language_model.kneser_ney import frequent_words
 from murmur.speech.language_model.ngram import END, START, UNKNOWN, UNKNOWN_NAMES, Perplexity, words_of
+from murmur.speech.language_model.ngram_counts import frequent_words
 
 BOUNDARY_NUMBER, UNKNOWN_NUMBER = 0, 1
 PADDING = -100  # target of a place behind the end of a sentence

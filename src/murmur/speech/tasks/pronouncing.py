@@ -16,8 +16,9 @@ from murmur.core.whole_files import atomic_folder
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.published.transcripts import Writing
 from murmur.speech.corpus.synth import check_installed
-from murmur.speech.language_model.arpa import write_arpa
-from murmur.speech.language_model.kneser_ney import KneserNey, frequent_words
+from murmur.speech.language_model.columns import Scratch
+from murmur.speech.language_model.kneser_ney import KneserNey
+from murmur.speech.language_model.ngram_counts import frequent_words
 from murmur.speech.lexicon.g2p import (
     ARPABET,
     LEXICON,
@@ -34,11 +35,12 @@ from murmur.speech.lexicon.g2p import (
 from murmur.speech.lexicon.lexicon import Entry, read_lexicon
 from murmur.speech.lexicon.spelling import Digits
 from murmur.speech.tasks.prepared import Absent, refuse_to_make
-from murmur.speech.tasks.texts import check_text, sentences_of
+from murmur.speech.tasks.texts import SentenceFiles, check_text
 
 log = logging.getLogger(__name__)
 Guess = Literal["none", "espeak", "graphemes"]
 BIGRAM, TRIGRAM = "bg", "tg"
+_MODEL_MEMORY_BYTES = 1 << 30
 
 
 def guesser(
@@ -160,7 +162,7 @@ class TextVocabulary:
     def made(self, lexicon: Path, cache: Path, absent: Absent) -> tuple[Path, Mapping[str, Path]]:
         """The lexicon completed with the words of the text, and the language models; made in `cache` if missing."""
         assert self.text is not None  # without a text nothing is made
-        sentences = sentences_of([self.text], self.writing)
+        sentences = SentenceFiles([self.text], self.writing)
         words = frequent_words(sentences, None, self.min_count)
         if not words:
             raise SettingError(f"no word of {self.text} occurs {self.min_count} times: lower task.vocabulary.min_count")
@@ -168,19 +170,25 @@ class TextVocabulary:
         return completed, self._models(sentences, words, cache, absent)
 
     def _models(
-        self, sentences: Sequence[str], words: Sequence[str], cache: Path, absent: Absent
+        self, sentences: Iterable[str], words: Sequence[str], cache: Path, absent: Absent
     ) -> Mapping[str, Path]:
-        content = json.dumps([self.cutoffs, self.min_count, *sentences]).encode()
-        folder = cache / f"lm-{hashlib.sha256(content).hexdigest()[:16]}"
+        content, count = hashlib.sha256(json.dumps([self.cutoffs, self.min_count])[:-1].encode()), 0
+        for sentence in sentences:
+            content.update(f", {json.dumps(sentence)}".encode())
+            count += 1
+        content.update(b"]")
+        folder = cache / f"lm-{content.hexdigest()[:16]}"
         paths = {name: folder / f"{name}.arpa.gz" for name in self.names}
         if not folder.is_dir():
             if absent == "refuse":
                 refuse_to_make(f"the language models of {self.text}", cache)
-            told = counted(len(words), "word"), counted(len(sentences), "sentence")
-            log.info("language models of %s from %s: %s", *told, folder)
+            log.info(
+                "language models of %s from %s: %s", counted(len(words), "word"), counted(count, "sentence"), folder
+            )
             with atomic_folder(folder) as new:
                 for name, estimator in self._estimators().items():
-                    write_arpa(estimator.train(sentences, words).model, new / paths[name].name)
+                    scratch = Scratch(_MODEL_MEMORY_BYTES, new)
+                    estimator.write(sentences, new / paths[name].name, words, scratch=scratch)
         return paths
 
     def _estimators(self) -> dict[str, KneserNey]:

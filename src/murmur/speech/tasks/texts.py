@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.speech.corpus.corpus import left_out
-from murmur.speech.corpus.file_content import text_lines
+from murmur.speech.corpus.file_content import each_line
 from murmur.speech.corpus.kaldi_dir import read_table
 from murmur.speech.corpus.published.transcripts import WRITINGS, Writing
 from murmur.speech.language_model.word_lstm import UNKNOWN_NUMBER, NumberedText, WordNumbers
@@ -33,29 +33,49 @@ def check_text(paths: Sequence[Path]) -> None:
             )
 
 
-def sentences_of(paths: Sequence[Path], writing: Writing = "as-is") -> list[str]:
-    """Return the sentences of text files, of folders of them, and the transcripts of data directories.
+@dataclass(frozen=True)
+class SentenceFiles:
+    """The sentences of text files, of folders of them, and the transcripts of data directories, read one by one.
 
     Blank lines are left out. Files of a folder are read in the order of their names.
 
-    Args:
+    Attributes:
         paths: texts.
         writing: rule for the words of text files: "english" and "unspaced" are those by which `murmur prepare` writes
             transcripts (capitals without punctuation; capitals without spaces). Transcripts stay as they are.
     """
-    check_text(paths)
-    lines: list[str] = []
-    for path in paths:
-        _tell_other_files(path)
-        for file in files_of(path):
-            if file == path / "text":
-                lines += read_table(file).values()
-            else:
-                lines += map(WRITINGS[writing], text_lines(file))
-    found = [line for line in lines if line.strip()]
-    if not found:
-        raise SettingError(f"no sentence in {', '.join(map(str, paths))}: give one sentence a line")
-    return found
+
+    paths: Sequence[Path]
+    writing: Writing = "as-is"
+
+    def __iter__(self) -> Iterator[str]:
+        """Read the texts.
+
+        Raises:
+            SettingError: there is no text, or no sentence in it.
+        """
+        check_text(self.paths)
+        empty = True
+        for line in self._lines():
+            if line.strip():
+                empty = False
+                yield line
+        if empty:
+            raise SettingError(f"no sentence in {', '.join(map(str, self.paths))}: give one sentence a line")
+
+    def _lines(self) -> Iterator[str]:
+        for path in self.paths:
+            _tell_other_files(path)
+            for file in files_of(path):
+                if file == path / "text":
+                    yield from read_table(file).values()
+                else:
+                    yield from map(WRITINGS[self.writing], each_line(file))
+
+
+def sentences_of(paths: Sequence[Path], writing: Writing = "as-is") -> list[str]:
+    """Return `SentenceFiles` as a list."""
+    return list(SentenceFiles(paths, writing))
 
 
 def files_of(path: Path) -> list[Path]:
