@@ -29,7 +29,7 @@ from tests.support.dask_workers import dask_engine, needs_dask
 ROOT = Path(__file__).parents[2]
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 log = logging.getLogger("murmur.tests.engines")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,10 @@ needs_dask = pytest.mark.skipif(
 @contextmanager
 def dask_engine(workers: int = 2, folder: Path | None = None, **changes: Any) -> Iterator[Engine]:
     """Context with the engine of a cluster that ends with it."""
-    distributed = import_module("distributed")
+    distributed, dask = import_module("distributed"), import_module("dask")
     given = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None, **changes}
-    with distributed.LocalCluster(**given) as cluster:
+    patient = dask.config.set({"distributed.deploy.lost-worker-timeout": "10 min"})  # on a busy host a start takes long
+    with patient, distributed.LocalCluster(**given) as cluster:
         yield Engine(f"dask:{cluster.scheduler_address}", folder=folder)
         with suppress(ValueError):  # there is no client
             distributed.default_client().close()

@@ -339,9 +339,13 @@ class _Dask:
         ours: Future[Any] = Future()
         theirs = self._client.get_executor(pure=False, workers=[place]).submit(task)
         self._held[ours] = place, theirs
-        ours.add_done_callback(lambda ours: theirs.cancel() if ours.cancelled() else None)
+        ours.add_done_callback(self._cancel)  # without a reference to theirs: workers keep results that are referred to
         theirs.add_done_callback(partial(self._settle, ours))
         return ours
+
+    def _cancel(self, ours: Future[Any]) -> None:
+        if ours.cancelled() and (held := self._held.pop(ours, None)):
+            held[1].cancel()
 
     def _settle(self, ours: Future[Any], theirs: Future[Any]) -> None:
         self._held.pop(ours, None)

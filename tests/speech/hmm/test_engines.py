@@ -19,7 +19,7 @@ from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.monophone import train_monophone
 from tests.support.dask_workers import dask_engine, needs_dask
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 CONFIG = EmConfig(gaussians=20, passes=3, grow_passes=2, align_passes=(2, 3), min_gaussian_frames=3)
 
 
