@@ -242,8 +242,9 @@ import os, sys
 from murmur.execution.executors import Engine
 from murmur.execution.processes import in_order
 from tests.execution.test_executors import open_square
-found = list(in_order(open_square, range(8), Engine("mpi")))
-print([value for value, _ in found], len({pid for _, pid in found} - {os.getpid()}))
+if __name__ == "__main__":
+    found = list(in_order(open_square, range(8), Engine("mpi")))
+    print([value for value, _ in found], len({pid for _, pid in found} - {os.getpid()}))
 """
 
 

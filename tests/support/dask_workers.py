@@ -23,7 +23,7 @@ def dask_engine(workers: int = 2, folder: Path | None = None, **changes: Any) ->
     """Context with the engine of a cluster that ends with it."""
     distributed, dask = import_module("distributed"), import_module("dask")
     given = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None, **changes}
-    patient = dask.config.set({"distributed.deploy.lost-worker-timeout": "10 min"})  # on a busy host a start takes long
+    patient = dask.config.set({"distributed.deploy.lost-worker-timeout": "600s"})  # on a busy host a start takes long
     with patient, distributed.LocalCluster(**given) as cluster:
         yield Engine(f"dask:{cluster.scheduler_address}", folder=folder)
         with suppress(ValueError):  # there is no client
