@@ -16,7 +16,7 @@ FRAMEWORKS := lightning==2.6.6 transformers==5.24.0 accelerate==1.15.0 lhotse==1
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS),deploy,mpi,remote,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS),deploy,mpi,cluster,remote,dev]"
 	touch $@
 
 demo: .venv/installed

@@ -43,6 +43,7 @@ MAY_LACK = {
     "viz": {"matplotlib", "jinja2", "tensorboard"},
     "speech": SPEECH,
     "mpi": {"mpi4py"},
+    "cluster": {"distributed", "dask_jobqueue"},
     "synth": {"espeakng_loader"},
     "deploy": {"onnx", "onnxruntime", "sherpa_onnx"},
     "lightning": {"lightning", "pytorch_lightning"},
@@ -59,6 +60,7 @@ WORKS = {  # what a user of each extra does first
     "speech": (["prepare", "--list"], ["lm", "--help"], ["score", "--help"]),
     "viz": (["train", "toy", "--set", "budget.minibatches=8", "--out", "run"], ["report", "run", "--out", "r.html"]),
     "mpi": (["--help"],),
+    "cluster": (["--help"],),
     "synth": (["--help"],),
     "deploy": (["--help"],),
     "lightning": (["--help"],),
@@ -73,7 +75,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--scratch", type=Path, help="folder for the environments; kept (about 2 GB)")
-    parser.add_argument("--extras", default="speech,synth,viz,mpi,deploy", help="comma between; empty: the core alone")
+    parser.add_argument(
+        "--extras", default="speech,synth,viz,mpi,cluster,deploy", help="comma between; empty: the core alone"
+    )
     given = parser.parse_args()
     scratch = given.scratch or Path(tempfile.mkdtemp(prefix="wheel-check-"))
     try:

@@ -39,7 +39,7 @@ WHAT = {  # package -> one sentence on it
     "worlds": "The meaning of `await`: a virtual clock, threads, processes, MPI.",
     "strategies": "One algorithm and one equation per file, with the facts of the strategy as class attributes.",
     "elastic": "Training without a lost learner: elastic groups, rendezvous, state transfer.",
-    "execution": "Worker processes for preparation and decoding.",
+    "execution": "Workers for preparation, passes over blocks and decoding: processes, Dask, MPI.",
     "plugins": "The list of the commands, and the registration of those that other distributions add.",
     "accelerator": "Streams, events, graphs and counts of GPUs: the only package that names a vendor.",
     "core": "The view of a strategy, and the values that worlds exchange: learner, weights, group, mixing, membership, "

@@ -11,7 +11,7 @@ import pytest
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 PROGRAM = """
-import os, signal, sys
+import os, signal, sys, time
 import torch
 import murmur
 from murmur.strategies import SyncSGD
@@ -23,12 +23,14 @@ with murmur.join(SyncSGD(), model, torch.optim.SGD(model.parameters(), 0.01)) as
             if sys.argv[1] == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise KeyError("an error of its own")
+        if n == 5 and sys.argv[1] == "fails first":
+            time.sleep(5)  # until the launcher has given the other learner up
         model(torch.ones(4, 2)).mean().backward()
         me.step()
 """
 
 
-@pytest.mark.parametrize("fate", ["dies", "fails"])
+@pytest.mark.parametrize("fate", ["dies", "fails", "fails first"])
 def test_a_loss_is_one_line(fate: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -38,6 +40,6 @@ def test_a_loss_is_one_line(fate: str, tmp_path: Path) -> None:
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("murmur: ")
     assert "learner 1 on " in lines[0]
-    assert done.stderr.count("Traceback") == (1 if fate == "fails" else 0)
+    assert done.stderr.count("Traceback") == (0 if fate == "dies" else 1)
     assert "KeyError" in done.stderr or fate == "dies"
-    assert done.returncode == (1 if fate == "fails" else 75)
+    assert done.returncode == (75 if fate == "dies" else 1)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 
 from murmur.core.errors import SettingError
+from murmur.execution.executors import Engine, Jobs
 from murmur.run.configuration import attribute_lines, recipe_names
 from murmur.simulation.scenario import KIND
 from murmur.worlds.virtual.presets import PRESETS
@@ -29,7 +30,6 @@ Settings = Annotated[
         "--set", help="Change a field, such as budget.epochs=2; repeatable; murmur settings lists the fields."
     ),
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Number of processes; by default task.jobs of the experiment.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Compute threads per learner; an equal share of the cores by default.")
 ]
@@ -47,6 +47,24 @@ Kind = Annotated[
 ]
 Step = Annotated[float | None, typer.Option("--step-seconds", help="Seconds per gradient of one learner.")]
 Chosen = Annotated[tuple[str, ...], typer.Option("--strategy", help="Such as 'KAVG(K=16)'; repeatable.")]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The workers of a command.
+
+    Attributes:
+        jobs: Number of processes, or of Slurm jobs; by default task.jobs of the experiment, or 1.
+        executor: Place of the work: processes (of this host), dask:ADDRESS, dask:slurm or mpi (docs/many_machines.md).
+    """
+
+    jobs: Annotated[int | None, typer.Option(min=1)] = None
+    executor: str | None = None
+
+    @property
+    def chosen(self) -> Jobs | None:
+        """The processes or the engine; None if no option is given."""
+        return self.jobs if self.executor is None else Engine(self.executor, self.jobs or 1, progress=True)
 
 
 @dataclass(frozen=True)

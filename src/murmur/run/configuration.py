@@ -25,6 +25,7 @@ from murmur.engine import schedule
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim import optimizer
+from murmur.execution.executors import Engine, Jobs, engine_of
 from murmur.plugins import installed
 from murmur.worlds.virtual import cluster
 
@@ -164,9 +165,9 @@ def configure(
 
 
 def resolved(
-    source: str, settings: Sequence[str] = (), jobs: int | None = None, strategy: str | None = None
+    source: str, settings: Sequence[str] = (), jobs: Jobs | None = None, strategy: str | None = None
 ) -> Experiment:
-    """Return the experiment of a command line; `jobs` sets task.jobs.
+    """Return the experiment of a command line; `jobs` sets task.jobs, and task.executor if it is an engine.
 
     Settings that name parameters of the file's `experiment()` come first, whatever their place; the others change what
     the function returns.
@@ -179,7 +180,8 @@ def resolved(
             given[name.strip()] = value.strip()
         else:
             others.append(setting)
-    more = [] if jobs is None else [f"task.jobs={jobs}"]
+    more = [] if jobs is None else [f"task.jobs={engine_of(jobs).jobs}"]
+    more += [f"task.executor={jobs.name}"] if isinstance(jobs, Engine) else []
     return configure(_made(source, make, given), [*others, *more], strategy, source)
 
 

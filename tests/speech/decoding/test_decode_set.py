@@ -1,5 +1,6 @@
 import math
 import multiprocessing
+import os
 import time
 from dataclasses import replace
 
@@ -91,21 +92,41 @@ def test_bad_requests(folder, tmp_path):
         decode_set(folder, [*scores.items(), *scores.items()], OPTIONS)
 
 
+def die_unless(process):
+    if os.getpid() != process:
+        os._exit(3)
+
+
+class Deadly:
+    """Scores that end each process that receives them."""
+
+    def __reduce__(self):
+        return die_unless, (os.getpid(),)
+
+
 @pytest.mark.processes
-def test_a_killed_process_is_reported_with_its_utterance(folder):
+def test_an_utterance_that_ends_every_process_is_named(folder):
     scores = random_scores(folder, utterances=2)
-    others = multiprocessing.active_children()
+    with pytest.raises(WorkerDied, match="every process died that decoded deadly"):
+        decode_set(folder, {**scores, "deadly": Deadly()}, OPTIONS, 2)
+
+
+@pytest.mark.processes
+def test_an_utterance_of_a_killed_process_is_decoded_by_another(folder):
+    scores = random_scores(folder, utterances=2)
+    others, killed = set(multiprocessing.active_children()), []
 
     def pairs():
         yield "u00", scores["u00"]
-        for child in multiprocessing.active_children():
-            if child not in others:
-                child.kill()
-        time.sleep(0.1)
+        while not killed:
+            time.sleep(0.01)
+            killed.extend(set(multiprocessing.active_children()) - others)
+        for child in killed:
+            child.kill()
         yield "u01", scores["u01"]
 
-    with pytest.raises(WorkerDied, match="process died"):
-        decode_set(folder, pairs(), OPTIONS, 2)
+    found = decode_set(folder, pairs(), OPTIONS, 2)
+    assert found.texts == decode_set(folder, scores, OPTIONS).texts
 
 
 def informative(folder, utterances, seed):

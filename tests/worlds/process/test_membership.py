@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from murmur.core.membership import ENDED, MembershipTable
+from murmur.worlds.awake_clock import awake_seconds
 from murmur.worlds.process.listener import listen
 from murmur.worlds.process.membership_client import BEAT_SECONDS, CountedMembership, StoreMembership
 from murmur.worlds.process.store_server import StoreClient, StoreServer
@@ -50,7 +51,7 @@ def eventually(what: Callable[[], bool], seconds: float = 10.0) -> bool:
 def test_a_closed_line_is_a_death_long_before_the_lease(server: StoreServer) -> None:
     first, second = member(server, 0), member(server, 1)
     assert [second.claim(0, 2), first.claim(0, 2)] == [range(1), range(1, 2)]
-    begun = time.monotonic()
+    begun = awake_seconds()
     assert eventually(lambda: second._answered > begun)  # the server knows the line from its first sign of life on
     second._pulse._line.shutdown(2)  # as the system does for a killed process
     assert eventually(lambda: first.view().live == (0,))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.options import Jobs, Settings, grouped
+from murmur.commands.options import Parallel, Settings, grouped
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError, nearest
 from murmur.core.path_checks import folder_to_write
@@ -42,7 +42,8 @@ def align(
     parts: Parts = (),
     stage: StageOption = None,
     settings: Settings = (),
-    jobs: Jobs = None,
+    *,
+    parallel: Parallel,
 ) -> None:
     """Train the Gaussian systems of a hybrid experiment and write their alignments.
 
@@ -53,7 +54,7 @@ def align(
     silence, utterances without an alignment). Every stage is stored in task.cache; after an interruption the same
     command continues with the next stage.
     """
-    task = resolved(source, settings, jobs).task
+    task = resolved(source, settings, parallel.chosen).task
     if not (isinstance(task, HybridTask) and task.criterion.aligned):
         raise SettingError(
             f"{source} trains a {type(task).__name__}, which needs no alignment: name a hybrid experiment"

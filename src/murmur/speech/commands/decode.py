@@ -11,10 +11,11 @@ from typing import Annotated
 
 import typer
 
-from murmur.commands.options import Jobs, Settings, grouped
+from murmur.commands.options import Parallel, Settings, grouped
 from murmur.core.path_checks import folder_to_write, not_a_folder_of_inputs, not_inputs
 from murmur.core.printable import say
 from murmur.core.whole_files import write_text_whole, write_whole
+from murmur.execution.executors import Jobs
 from murmur.run.saved_model import Choice
 from murmur.speech.commands.model_options import OwnVocabulary, SearchWithBeam, Weights
 from murmur.speech.corpus.kaldi_dir import write_table
@@ -89,11 +90,12 @@ def decode(
     lstm: Rescoring,
     weights: Weights = None,
     settings: Settings = (),
-    jobs: Jobs = None,
+    parallel: Parallel,
 ) -> None:
     """Recognise speech with a trained model, see HELP."""
     out, data = place.out, place.data
     check_places(out, data, (source, *own.files))
+    jobs = parallel.chosen
     request = lstm.changed(own.request(search))
     run = open_run(Wanted(place.model, source, settings, request, choice=weights, jobs=jobs, data=data))
     others = opened(place.others, weights, request, jobs)
@@ -114,7 +116,7 @@ def check_places(out: Path, data: str, read: Sequence[str | Path | None]) -> Non
 
 
 def opened(
-    models: Iterable[Path], weights: Choice | None, search: SearchRequest, jobs: int | None = None
+    models: Iterable[Path], weights: Choice | None, search: SearchRequest, jobs: Jobs | None = None
 ) -> list[TrainedRun]:
     """Open further runs; their search for transforms of adapted features uses the grammar of the command line too."""
     runs = [open_run(Wanted(model, choice=weights, jobs=jobs)) for model in models]

@@ -10,11 +10,12 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from murmur.commands.options import Jobs, Settings, grouped
+from murmur.commands.options import Parallel, Settings, grouped
 from murmur.core.errors import READ_ONLY, SettingError, nearest
 from murmur.core.path_checks import folder_to_write
 from murmur.core.printable import say
 from murmur.engine.task import Preparable
+from murmur.execution.executors import Jobs
 from murmur.run.configuration import recipe_names, resolved
 from murmur.run.folder.lock import beside, locked
 from murmur.run.preparation import task_to_do, tell_preparation
@@ -125,7 +126,7 @@ def prepare(
     features: FeatureOptions,
     places: From,
     listed: List = False,  # noqa: ARG001 - its callback does the work
-    jobs: Jobs = None,
+    parallel: Parallel,
     settings: Settings = (),
 ) -> None:
     """Prepare a published corpus for training, the features of data, or everything that an experiment needs.
@@ -143,13 +144,14 @@ def prepare(
     plain = wanted == Wanted(None, None, features.cmvn, None)
     if places != From() or (source in CORPORA and source not in recipe_names()):
         refuse(settings or not plain, "options of features and --set are not for corpora")
-        prepare_set(source, places, out or SETS / source, jobs or 1)
+        refuse(parallel.executor, "--executor is for features and experiments: this host reads a corpus")
+        prepare_set(source, places, out or SETS / source, parallel.jobs or 1)
     elif source in recipe_names() or source.endswith(".py"):
         refuse(not plain, FOR_DATA)
-        prepare_experiment(source, settings, jobs)
+        prepare_experiment(source, settings, parallel.chosen)
     else:
         refuse(settings, f"--set is for experiments, and {source!r} is neither a recipe nor a .py file")
-        prepare_features(source, wanted, Making(location(out or CACHE), features.storage, jobs or 1))
+        prepare_features(source, wanted, Making(location(out or CACHE), features.storage, parallel.chosen or 1))
 
 
 def prepare_set(name: str, places: From, out: Path, jobs: int) -> None:
@@ -202,7 +204,7 @@ def prepare_features(source: str, wanted: Wanted, how: Making) -> None:
         prepare_data(source, wanted, how)
 
 
-def prepare_experiment(source: str, settings: Sequence[str], jobs: int | None) -> None:
+def prepare_experiment(source: str, settings: Sequence[str], jobs: Jobs | None) -> None:
     """Make all data that an experiment needs for training, while holding the lock of its cache."""
     task = resolved(source, settings, jobs).task
     task_to_do(task)

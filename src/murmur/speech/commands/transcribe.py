@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from murmur.commands.options import grouped
+from murmur.commands.options import Parallel, grouped
 from murmur.core.printable import say
 from murmur.speech.commands.model_options import OfRun, OwnVocabulary, Search, SearchWithBeam, given_options
 from murmur.speech.corpus.recordings import Channels
@@ -55,14 +55,12 @@ class Audio:
         rate: Sample rate in Hz of a stream of raw 16-bit little-endian samples on -.
         channels: average channels, or give each a transcript of its own.
         longest: Longest piece in seconds; longer recordings are cut at silences.
-        jobs: Number of processes that transcribe; each holds the model and its search graph in memory.
     """
 
     panel: ClassVar[str] = "Audio"
     rate: Annotated[int | None, typer.Option(min=1000)] = None
     channels: Channels = "average"
     longest: Annotated[float, typer.Option(min=1.0)] = 30.0
-    jobs: Annotated[int, typer.Option(min=1)] = 1
 
 
 @dataclass(frozen=True)
@@ -108,8 +106,9 @@ Many recordings, four at a time: murmur transcribe runs/own talks/*.flac --out t
 One speaker's recordings, adapted to the speaker in two passes: murmur transcribe runs/own talk-*.flac --adapt
 
 Channels are averaged and other sample rates are resampled; a line on standard error says so, for the first three files
-and then with a count. Unreadable files are reported, the others are transcribed, and the exit status is 3. The words
-and their order do not depend on --jobs; the files of one speaker (--adapt) stay in one process.
+and then with a count. Unreadable files are reported, the others are transcribed, and the exit status is 3. Each process
+of --jobs holds the model and its search graph in memory. The words and their order do not depend on --jobs; the files
+of one speaker (--adapt) stay in one process.
 """
 
 
@@ -125,11 +124,12 @@ def transcribe(
     search: SearchWithBeams,
     of_run: OfRun,
     adaptation: Speakers,
+    parallel: Parallel,
 ) -> None:
     """Transcribe recordings, see HELP."""
     adapt = adaptation.adapt
     speakers = check_speakers(adapt, adaptation.utt2spk, audio.channels)
-    inputs = Inputs(files, speakers, audio.rate, audio.channels, output.form, output.out, audio.jobs)
+    inputs = Inputs(files, speakers, audio.rate, audio.channels, output.form, output.out, parallel.chosen or 1)
     check_files(model, of_run.weights, inputs, (*own.files, adaptation.utt2spk))
     if looks_exported(model):
         scores = Search(search.acoustic_scale, search.insertion_penalty)

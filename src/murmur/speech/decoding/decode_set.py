@@ -15,7 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -27,13 +27,16 @@ import numpy as np
 from murmur.core.counted import counted, named
 from murmur.core.plain_files import UNREADABLE, plain_file
 from murmur.core.whole_files import FinishedLines
+from murmur.execution.executors import Engine, Jobs, engine_of
 from murmur.execution.processes import in_order
+from murmur.execution.stored_arrays import StoredArray, folder_of
 from murmur.execution.workers import WorkerDied
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder, Hypothesis
 from murmur.speech.decoding.graph_store import StoredGraph
 
 SYNC_SECONDS = 1.0  # work lost at most in a crash of the host; a crash of the program loses one line
 Pair = tuple[str, np.ndarray]
+Given = tuple[str, np.ndarray | StoredArray]  # for workers elsewhere, scores are written to disk
 
 
 class Result(NamedTuple):
@@ -189,7 +192,7 @@ def decode_set(
     graph_folder: Path,
     scores: Scores,
     options: DecodeOptions | None = None,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     progress: Callable[[int, int], None] | None = None,
     kept: Path | None = None,
 ) -> Decoded:
@@ -204,13 +207,12 @@ def decode_set(
         FileNotFoundError, DamagedGraphError: no usable graph.
         ValueError: `jobs` < 1, a repeated utterance, or scores that do not fit the graph; names the utterance.
     """
-    if jobs < 1:
-        raise ValueError(f"jobs={jobs}: at least one process must decode")
+    engine = engine_of(jobs)
     graph = StoredGraph.of(Path(graph_folder))
     options = options or DecodeOptions()
     pairs = scores.items() if isinstance(scores, Mapping) else scores
     begin = time.perf_counter()
-    search = partial(_searched, partial(_opened, graph, options), jobs)
+    search = partial(_searched, graph, options, engine)
     found: dict[str, Result] = {}
     already = None if kept is None else KeptResults(kept, graph.key, options)
     decoding = search(pairs) if already is None else _kept(search, pairs, already)
@@ -226,13 +228,15 @@ def decode_set(
     return Decoded({n: found[n].hypotheses for n in sorted(found)}, frames, seconds, time.perf_counter() - begin)
 
 
-def _opened(graph: StoredGraph, options: DecodeOptions) -> Callable[[Pair], Result]:
+def _opened(graph: StoredGraph, options: DecodeOptions) -> Callable[[Given], Result]:
     """The search of one process."""
     return partial(_decoded, Decoder(graph.read(), options))
 
 
-def _decoded(decoder: Decoder, pair: Pair) -> Result:
-    name, scores_TC = pair
+def _decoded(decoder: Decoder, given: Given) -> Result:
+    name, scores_TC = given
+    if isinstance(scores_TC, StoredArray):
+        scores_TC = scores_TC.read()
     begin = time.thread_time()
     try:
         found = decoder.results(scores_TC)
@@ -242,21 +246,25 @@ def _decoded(decoder: Decoder, pair: Pair) -> Result:
 
 
 def _searched(
-    opened: Callable[[], Callable[[Pair], Result]], jobs: int, pairs: Iterable[Pair]
+    graph: StoredGraph, options: DecodeOptions, engine: Engine, pairs: Iterable[Pair]
 ) -> Generator[Result, None, None]:
-    under_way: deque[str] = deque()
+    under_way: deque[tuple[str, Path]] = deque()
+    graph = replace(graph, folder=graph.folder.absolute())
+    with folder_of(engine, "scores") as folder:
 
-    def taken() -> Iterator[Pair]:
-        for name, matrix in pairs:
-            under_way.append(name)
-            yield name, matrix
+        def taken() -> Iterator[Given]:
+            for number, (name, matrix) in enumerate(pairs):
+                under_way.append((name, folder / f"{number}.npy"))
+                yield name, matrix if engine.is_here else StoredArray.write(under_way[-1][1], matrix)
 
-    with closing(in_order(opened, taken(), jobs)) as results:
-        for result in results:
-            name = under_way.popleft()
-            if isinstance(result, WorkerDied):
-                raise WorkerDied(f"a decoding process died with utterance {name}: out of memory? Use fewer jobs")
-            yield result
+        opened = partial(_opened, graph, options)
+        with closing(in_order(opened, taken(), engine, [graph.folder / "graph.json"])) as results:
+            for result in results:
+                name, scores = under_way.popleft()
+                scores.unlink(missing_ok=True)
+                if isinstance(result, WorkerDied):
+                    raise WorkerDied(f"every process died that decoded {name}: out of memory? Use fewer --jobs")
+                yield result
 
 
 def _kept(

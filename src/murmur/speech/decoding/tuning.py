@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from murmur.execution.executors import Jobs
 from murmur.speech.decoding.decode_set import decode_set
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.wer import ErrorRate, check_same_utterances, score
@@ -42,7 +43,7 @@ class DevelopmentSet:
     graph_folder: Path
     scores: Mapping[str, np.ndarray]
     references: Mapping[str, str]
-    jobs: int = 1
+    jobs: Jobs = 1
     frames_per_second: float = 100.0
     kept: Path | None = None  # folder where results are saved, see `decode_set`
 

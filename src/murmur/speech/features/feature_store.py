@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from murmur.core.counted import counted
+from murmur.execution.executors import Jobs
 from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance, losses, tell_losses
 from murmur.speech.corpus.file_content import NONSENSE, read_object
@@ -132,7 +133,7 @@ class AnalysedPart:
         return False
 
 
-def prepare(corpus: Corpus, front: Front, cache: Path, processes: int = 1, progress: bool = False) -> FeatureStore:
+def prepare(corpus: Corpus, front: Front, cache: Path, processes: Jobs = 1, progress: bool = False) -> FeatureStore:
     """The features of a corpus, computed or found in `cache`/<digest of corpus and front>.
 
     Utterances whose audio cannot be used are left out and named in `store.corpus.problems`. They are tried again in
@@ -203,7 +204,7 @@ class Normalisation:
 
 
 def normalisation(
-    store: FeatureStore, scope: Scope, processes: int, progress: bool = False, delta_order: int = 0
+    store: FeatureStore, scope: Scope, processes: Jobs, progress: bool = False, delta_order: int = 0
 ) -> Normalisation | None:
     """Statistics of every speaker or utterance, of features with `delta_order` derivatives; None for scope "none"."""
     if scope == "none":

@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from murmur.core.whole_files import replacing
+from murmur.execution.executors import Jobs
 from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.corpus.corpus import CorpusError, Problem, check_losses
 from murmur.speech.corpus.file_content import making_sense_of, read_object
@@ -280,7 +281,7 @@ def make(
     folder: Path,
     parts: Sequence[ShardPart],
     storage: Storage,
-    processes: int = 1,
+    processes: Jobs = 1,
     progress: bool = False,
     outdated: Collection[int] = (),
     title: str = "shards",
@@ -293,7 +294,7 @@ def make(
         parts: sources of the shards.
         storage: type of stored values: float32 keeps every bit, float16 half of them, uint8 255 steps a column and
             utterance.
-        processes: up to that many processes start (`spawn`) if the work is worth it.
+        processes: up to that many processes start (`spawn`) if the work is worth it; or an engine.
         progress: show a progress bar.
         outdated: numbers of shards to make again, whatever their state.
         title: name of the progress bar.

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from murmur.core.whole_files import write_text_whole
+from murmur.execution.executors import Jobs
 from murmur.speech.hmm import passes
 from murmur.speech.hmm.blocks import Block, Features, Material, Workers, check_material, cut_into_blocks
 from murmur.speech.hmm.fmllr import AdaptedPair, FmllrConfig, estimate_transforms, of_adapted
@@ -24,11 +25,11 @@ Search = Callable[[Block, HmmGmm, AlignOptions], dict[str, str]]
 
 
 def align(
-    model: HmmGmm, feats: Features, texts: Mapping[str, str], options: AlignOptions | None = None, jobs: int = 1
+    model: HmmGmm, feats: Features, texts: Mapping[str, str], options: AlignOptions | None = None, jobs: Jobs = 1
 ) -> dict[str, IntArray]:
     """Align transcripts with features by the model: {utterance: (T,) transition-ids} without those that fail.
 
-    `feats` are {utterance: (T, F) float32}, as in training. The result does not depend on `jobs`, the processes.
+    `feats` are {utterance: (T, F) float32}, as in training. The result does not depend on `jobs`.
 
     Raises:
         ValueError: the features have the wrong number of columns, or more than 1 % of the utterances cannot be aligned;
@@ -39,7 +40,7 @@ def align(
 
 
 def align_scores(
-    model: HmmGmm, scores: Features, texts: Mapping[str, str], options: AlignOptions | None = None, jobs: int = 1
+    model: HmmGmm, scores: Features, texts: Mapping[str, str], options: AlignOptions | None = None, jobs: Jobs = 1
 ) -> dict[str, IntArray]:
     """Align transcripts with scores of another model of the same pdfs, such as a network.
 
@@ -51,11 +52,10 @@ def align_scores(
 
 
 def _align(
-    model: HmmGmm, material: Material, search: Search, options: AlignOptions | None, jobs: int
+    model: HmmGmm, material: Material, search: Search, options: AlignOptions | None, jobs: Jobs
 ) -> dict[str, IntArray]:
     material.lost_with({})
     with Workers(cut_into_blocks(material.feats, material.texts), jobs) as workers:
-        workers.map(passes.compile_graphs, model)
         material.lost_with(workers.gather(search, model, options or AlignOptions()))
         return workers.gather(passes.alignments_of)
 
@@ -66,7 +66,7 @@ def align_adapted(
     texts: Mapping[str, str],
     speakers: Mapping[str, str],
     config: FmllrConfig,
-    jobs: int = 1,
+    jobs: Jobs = 1,
 ) -> dict[str, IntArray]:
     """Align in two passes: by the model of unadapted features, then adapted to each speaker by the first alignments.
 
@@ -76,7 +76,6 @@ def align_adapted(
     material, options = check_material(pair.adapted.lang, feats, texts), AlignOptions()
     material.lost_with({})
     with Workers(cut_into_blocks(material.feats, material.texts, speakers), jobs) as workers:
-        workers.map(passes.compile_graphs, pair.unadapted)
         workers.map(passes.realign, pair.unadapted, options)
         found = estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
         search = partial(passes.realign_pair, unadapted=pair.unadapted, speakers=frozenset(of_adapted(found)))

@@ -1,32 +1,37 @@
-"""A corpus of usable utterances, cut into blocks that each stay in one process, and functions mapped over all blocks.
+"""A corpus of usable utterances, cut into blocks, and functions mapped over all blocks.
 
 The cut depends on the corpus alone, not on the number of processes, and results come in the order of the blocks, so
-sums have the same bits for any number of processes. The library holds the interpreter lock and its graphs cannot be
-pickled, hence processes that keep their graphs.
+sums have the same bits for any number of processes and any engine.
+
+A task of a worker is a function of a block on disk, the present alignments and transforms, and a model. Workers keep
+what they made of a block, such as its training graphs, which cannot be pickled; another one can take its place.
 
 Shapes: T frames, F features.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from types import TracebackType
-from typing import Any, TypeVar
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import kaldifst
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
 from murmur.core.counted import counted
-from murmur.execution.workers import PATIENCE_SECONDS, Worker, WorkerDied, end_workers, start_worker, wait_for_reason
+from murmur.execution.executors import Engine, Jobs, WorkerPool, engine_of
+from murmur.execution.processes import at_places, bar_of
+from murmur.execution.stored_arrays import StoredArray, folder_of
+from murmur.execution.workers import WorkerDied
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.model import Projection, adapt, project
 from murmur.speech.hmm.topology import shortest_words
-from murmur.speech.hmm.tree import IntArray
+from murmur.speech.hmm.tree import IntArray, Tree
 from murmur.speech.lexicon.lexicon import Lang
 
 Features = Mapping[str, NDArray[np.float32]]
@@ -123,7 +128,8 @@ class Block:
     Attributes:
         feats: {utterance: (T, F) features}, or scores by pdf.
         texts: {utterance: transcript}.
-        graphs: training graphs of the current tree.
+        graphs: training graphs of the tree below.
+        tree: phones and tree that the graphs are of; None before there are any.
         tids: current alignments; an utterance that could not be aligned is absent.
         speakers: {utterance: speaker}; empty where no speaker is adapted.
         transforms: {speaker: W (D, D + 1)} of adapted speakers.
@@ -132,6 +138,7 @@ class Block:
     feats: Mapping[str, NDArray[np.float32]]
     texts: Mapping[str, str]
     graphs: dict[str, kaldifst.StdVectorFst] = field(default_factory=dict)
+    tree: tuple[Lang, Tree] | None = None
     tids: dict[str, IntArray] = field(default_factory=dict)
     speakers: Mapping[str, str] = field(default_factory=dict)
     transforms: Mapping[str, FloatArray] = field(default_factory=dict)
@@ -168,82 +175,132 @@ def cut_into_blocks(
     ]
 
 
+Given = tuple["StoredBlock", dict[str, IntArray], Mapping[str, FloatArray]]
+
+
+@dataclass(frozen=True)
+class StoredBlock:
+    """A block on disk: its features end to end in one array, and what names them.
+
+    Attributes:
+        number: place of the block in the corpus.
+        folder: folder of all blocks of the corpus.
+        lengths: number of frames of each utterance.
+    """
+
+    number: int
+    folder: str
+    feats: StoredArray
+    lengths: tuple[int, ...]
+    texts: Mapping[str, str]
+    speakers: Mapping[str, str]
+
+    @staticmethod
+    def write(block: Block, number: int, folder: Path) -> StoredBlock:
+        feats = StoredArray.write(folder / f"{number:05}.npy", np.concatenate(list(block.feats.values())))
+        texts = {utterance: block.texts[utterance] for utterance in block.feats}
+        lengths = tuple(map(len, block.feats.values()))
+        return StoredBlock(number, str(folder), feats, lengths, texts, block.speakers)
+
+    def read(self) -> Block:
+        """The block, without graphs and alignments. Raises UnfitWorker if its file is not there, or another one."""
+        parts = np.split(self.feats.read(), np.cumsum(self.lengths)[:-1])
+        feats = {u: part.copy() for u, part in zip(self.texts, parts, strict=True)}
+        return Block(feats, self.texts, speakers=self.speakers)
+
+
+@lru_cache(maxsize=1)  # the blocks of another corpus make room
+def _blocks_of(_folder: str) -> dict[int, Block]:
+    """The blocks that this process keeps, by number, the last one used at the end."""
+    return {}
+
+
+def _mapped(function: Callable[..., Any], arguments: Sequence[Any], most: int) -> Callable[[Given], Any]:
+    return partial(_applied, function, arguments, most)
+
+
+def _applied(
+    function: Callable[..., Result], arguments: Sequence[Any], most: int, given: Given
+) -> tuple[Result, Any, Any]:
+    """The function's result, and the block's alignments and transforms if the function has replaced them.
+
+    The process keeps the last `most` blocks.
+    """
+    stored, tids, transforms = given
+    known = _blocks_of(stored.folder)
+    block = known.pop(stored.number, None) or stored.read()
+    known[stored.number] = block
+    if len(known) > most:
+        del known[next(iter(known))]
+    block.tids, block.transforms = tids, transforms
+    result = function(block, *arguments)
+    changed = None if block.transforms is transforms else block.transforms
+    return result, None if block.tids is tids else block.tids, changed
+
+
 class Workers:
-    """Maps functions over blocks in this process (jobs = 1) or in `jobs` others. Use as a context manager.
+    """Maps functions over blocks in this process (jobs = 1), or in those of an engine. Use as a context manager.
 
     Other processes are started afresh ("spawn"), so a script that uses them needs `if __name__ == "__main__":`.
     """
 
-    def __init__(self, blocks: Sequence[Block], jobs: int = 1) -> None:
-        if jobs < 1:
-            raise ValueError(f"jobs = {jobs}: give at least 1")
-        self._num_blocks = len(blocks)
-        self._own = list(enumerate(blocks)) if jobs == 1 else []
-        self._workers: list[Worker] = []
-        if jobs > 1:
-            try:
-                for first in range(min(jobs, len(blocks))):
-                    share = [(i, blocks[i]) for i in range(first, len(blocks), jobs)]
-                    start_worker(self._workers, _serve).connection.send(share)
-            except BaseException:
-                end_workers(self._workers)
-                raise
+    def __init__(self, blocks: Sequence[Block], jobs: Jobs = 1) -> None:
+        self._blocks = list(blocks)
+        self._engine: Engine = engine_of(jobs)
+        self._stored: list[StoredBlock] = []
+        self._memory_bytes = 0
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Self:
+        self._open = ExitStack()
+        if self._engine.is_this_process:
+            return self
+        with ExitStack() as opened:
+            folder = opened.enter_context(folder_of(self._engine, "blocks"))
+            self._stored = [StoredBlock.write(block, n, folder) for n, block in enumerate(self._blocks)]
+            self._memory_bytes = 2 * max((Path(each.feats.path).stat().st_size for each in self._stored), default=0)
+            self._pool: WorkerPool = opened.enter_context(self._engine.open())
+            self._open = opened.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        end_workers(self._workers, PATIENCE_SECONDS if kind is None else 0.0)
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
 
     def map(self, function: Callable[..., Result], *arguments: Any) -> list[Result]:
-        """function(block, *arguments) of all blocks, in their order. Changes that it makes to a block persist.
+        """function(block, *arguments) of all blocks, in their order.
+
+        The function may replace a block's alignments and transforms, and make its graphs; other changes may be lost.
 
         Raises:
-            RuntimeError: the function failed in another process (the message has its traceback).
-            WorkerDied: a process died.
+            Exception: the function raised it in another process, whose traceback is added as a note.
+            WorkerDied: every process that had a block died; names the block.
         """
-        results: dict[int, Result] = {i: function(block, *arguments) for i, block in self._own}
-        for worker in self._workers:
-            with _death_told(worker):
-                worker.connection.send((function, arguments))
-        for worker in self._workers:
-            with _death_told(worker):
-                found, failure = worker.connection.recv()
-            if failure:
-                raise RuntimeError(f"alignment process {worker.process.pid} failed:\n{failure}")
-            results |= found
-        return [results[i] for i in range(self._num_blocks)]
+        if self._engine.is_this_process:
+            return [function(block, *arguments) for block in self._blocks]
+        inputs = [(stored, b.tids, b.transforms) for stored, b in zip(self._stored, self._blocks, strict=True)]
+        found: list[Result] = []
+        share = -(-len(inputs) // self._pool.width)
+        opened = partial(_mapped, function, arguments, share + 1)
+        results = at_places(self._pool, opened, inputs, self._memory_bytes)
+        console = Console(stderr=True)
+        hidden = not (self._engine.progress and console.is_terminal)
+        with closing(results), bar_of(console=console, disable=hidden, transient=True) as bar:
+            for block, result in zip(self._blocks, bar.track(results, len(inputs), description="blocks"), strict=True):
+                if isinstance(result, WorkerDied):
+                    raise self._lost(len(found), block) from result
+                done, tids, transforms = result
+                found.append(done)
+                block.tids = block.tids if tids is None else tids
+                block.transforms = block.transforms if transforms is None else transforms
+        return found
 
     def gather(self, function: Callable[..., Mapping[str, Result]], *arguments: Any) -> dict[str, Result]:
         """The entries of the mappings that a function gives for all blocks."""
         return {name: value for found in self.map(function, *arguments) for name, value in found.items()}
 
-
-@contextmanager
-def _death_told(worker: Worker) -> Iterator[None]:
-    try:
-        yield
-    except (BrokenPipeError, EOFError) as error:
-        worker.process.join(timeout=1.0)
-        wait_for_reason()
-        raise WorkerDied(
-            f"alignment process {worker.process.pid} has died (exit code {worker.process.exitcode}): out of memory?"
-            " Finished work is saved; run it again, with fewer processes if memory was short"
-        ) from error
-
-
-def _serve(connection: Connection) -> None:
-    """Main function of the other process: receive blocks, then answer requests until the pipe closes."""
-    try:
-        share: list[tuple[int, Block]] = connection.recv()
-        while True:
-            function, arguments = connection.recv()
-            try:
-                answer = ([(i, function(block, *arguments)) for i, block in share], "")
-            except Exception:  # raised in the parent process
-                answer = ([], traceback.format_exc())
-            connection.send(answer)
-    except (EOFError, BrokenPipeError):
-        return  # the parent has closed its end: the work is done
+    def _lost(self, number: int, block: Block) -> WorkerDied:
+        names = sorted(block.texts)
+        return WorkerDied(
+            f"every worker has died that had block {number + 1} of {len(self._blocks)} (utterances {names[0]} to"
+            f" {names[-1]}): out of memory? Finished work is saved; run it again, with fewer processes if memory was"
+            " short"
+        )

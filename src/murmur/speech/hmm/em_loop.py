@@ -116,7 +116,7 @@ class EmLoop:
 
     Attributes:
         stage: name of the stage, for the reports.
-        workers: blocks of the corpus, with training graphs for the model's tree.
+        workers: blocks of the corpus.
         material: source of the blocks.
         config: settings of the loop.
         progress: function called after each pass.

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from murmur.core.counted import are, counted
+from murmur.execution.executors import Jobs
 from murmur.speech.hmm.blocks import Block, Features, Workers, cut_into_blocks
 from murmur.speech.hmm.mixtures import Additive, FloatArray, Mixtures, one_thread, posteriors_by_pdf
 from murmur.speech.hmm.model import HmmGmm, adapt
@@ -289,7 +290,7 @@ def transforms_from_paths(
     paths: Mapping[str, IntArray],
     speakers: Mapping[str, str],
     config: FmllrConfig,
-    jobs: int = 1,
+    jobs: Jobs = 1,
 ) -> dict[str, FloatArray]:
     """Transforms of the speakers of decoded utterances; speakers with too few frames for one are left out.
 

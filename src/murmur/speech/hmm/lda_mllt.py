@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from murmur.execution.executors import Jobs
 from murmur.speech.hmm.blocks import Block, Features
 from murmur.speech.hmm.em_loop import EmConfig, Progress, Trained, ignore_progress
 from murmur.speech.hmm.grow import TreeConfig
@@ -205,7 +206,7 @@ def train_lda_mllt(
     feats: Features,
     texts: Mapping[str, str],
     config: LdaMlltConfig | None = None,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     progress: Progress = ignore_progress,
 ) -> Trained:
     """Triphones on projected features, from the alignments of an earlier triphone model.

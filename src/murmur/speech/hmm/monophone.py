@@ -14,12 +14,12 @@ from operator import add
 
 import numpy as np
 
-from murmur.speech.hmm import passes
+from murmur.execution.executors import Jobs
 from murmur.speech.hmm.blocks import Block, Features, Workers, cut_into_blocks, usable
 from murmur.speech.hmm.em_loop import EmConfig, EmLoop, Progress, Trained, ignore_progress
 from murmur.speech.hmm.mixtures import FloatArray, one_gaussian_each
 from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.passes import AlignOptions, equal_length_path
+from murmur.speech.hmm.passes import AlignOptions, equal_length_path, graphs_of
 from murmur.speech.hmm.transitions import make_transitions
 from murmur.speech.hmm.tree import monophone_tree
 from murmur.speech.lexicon.lexicon import Lang
@@ -52,7 +52,7 @@ def train_monophone(
     feats: Features,
     texts: Mapping[str, str],
     config: EmConfig | None = None,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     progress: Progress = ignore_progress,
 ) -> Trained:
     """Monophones from features and transcripts alone: flat start, then EM with growing mixtures.
@@ -62,7 +62,7 @@ def train_monophone(
         feats: {utterance: (T, F) float32}, e.g. 13 MFCC with deltas and speaker mean normalisation.
         texts: {utterance: transcript}.
         config: settings of the EM loop; a MonophoneConfig chooses among several flat starts; None for the defaults.
-        jobs: number of processes.
+        jobs: number of processes, or an engine.
         progress: function called after each pass.
 
     Raises:
@@ -75,7 +75,6 @@ def train_monophone(
         tree = monophone_tree(lang)
         log_probs = make_transitions(lang, tree).log_probs
         model = HmmGmm(lang, tree, log_probs, one_gaussian_each(mean_F, variance_F, tree.num_pdfs))
-        workers.map(passes.compile_graphs, model)
         loop = EmLoop("monophone", workers, material, config, progress)
         if isinstance(config, MonophoneConfig):
             model = choose_start(loop, model, variance_F, config)
@@ -87,18 +86,18 @@ def train_monophone(
 
 def flat_start(loop: EmLoop, model: HmmGmm, variance_F: FloatArray, seed: int) -> HmmGmm:
     """Single Gaussians from random paths with states of about equal length."""
-    loop.workers.map(align_flat, seed)
+    loop.workers.map(align_flat, model, seed)
     return loop.maximise(model, loop.accumulate(model), variance_F)
 
 
-def align_flat(block: Block, seed: int) -> None:
+def align_flat(block: Block, model: HmmGmm, seed: int) -> None:
     """Give each utterance a random path with states of about equal length.
 
     Each utterance has its own seed: with one seed for all, the random places of optional silences coincide between
     utterances, and the models of words and silence do not separate.
     """
     block.tids = {}
-    for utterance, graph in block.graphs.items():
+    for utterance, graph in graphs_of(block, model).items():
         path = equal_length_path(graph, len(block.feats[utterance]), flat_start_seed(seed, utterance))
         if path is not None:
             block.tids[utterance] = path

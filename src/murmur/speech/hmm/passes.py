@@ -169,18 +169,26 @@ def compile_graphs(block: Block, model: HmmGmm) -> None:
     """Make the block's training graphs for the model's tree."""
     compiler = GraphCompiler(model.lang, model.transitions)
     block.graphs = {utterance: compiler.compile(text) for utterance, text in block.texts.items()}
+    block.tree = model.lang, model.tree
+
+
+def graphs_of(block: Block, model: HmmGmm) -> dict[str, kaldifst.StdVectorFst]:
+    """The block's training graphs for the model's tree, made now if it has none, or those of another tree."""
+    if block.tree != (model.lang, model.tree):
+        compile_graphs(block, model)
+    return block.graphs
 
 
 def realign(block: Block, model: HmmGmm, options: AlignOptions) -> dict[str, str]:
     """Replace the block's alignments by the best paths under the model; return {utterance: reason} of failures."""
-    return _take(block, {u: _best(block, u, model, options) for u in block.graphs})
+    return _take(block, {u: _best(block, u, model, options) for u in graphs_of(block, model)})
 
 
 def realign_pair(
     block: Block, model: HmmGmm, options: AlignOptions, unadapted: HmmGmm, speakers: Collection[str]
 ) -> dict[str, str]:
     """`realign` of adapted speakers, and of all others with the model `unadapted`."""
-    found = {u: model if block.speakers.get(u) in speakers else unadapted for u in block.graphs}
+    found = {u: model if block.speakers.get(u) in speakers else unadapted for u in graphs_of(block, model)}
     return _take(block, {u: _best(block, u, own, options) for u, own in found.items()})
 
 
@@ -193,7 +201,7 @@ def _best(block: Block, utterance: str, model: HmmGmm, options: AlignOptions) ->
 def realign_scores(block: Block, model: HmmGmm, options: AlignOptions) -> dict[str, str]:
     """Replace the block's alignments by the best paths under scores by pdf, which the block holds as features."""
     paths = {}
-    for u, graph in block.graphs.items():
+    for u, graph in graphs_of(block, model).items():
         scores = matrix_scores(model.transitions, block.feats[u], options.acoustic_scale)
         paths[u] = best_path(u, graph, model.transitions, scores, options)
     return _take(block, paths)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 
+from murmur.execution.executors import Jobs
 from murmur.speech.hmm import passes
 from murmur.speech.hmm.blocks import Block, Features, Workers
 from murmur.speech.hmm.em_loop import EmConfig, Progress, Trained, ignore_progress
@@ -68,7 +69,7 @@ def train_sat(
     texts: Mapping[str, str],
     speakers: Mapping[str, str],
     config: SatConfig | None = None,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     progress: Progress = ignore_progress,
 ) -> SatTrained:
     """Triphones on adapted features, from the alignments of an earlier triphone model.

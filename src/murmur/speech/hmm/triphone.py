@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.speech.hmm import passes
+from murmur.execution.executors import Jobs
 from murmur.speech.hmm.blocks import Block, Features, Workers, cut_into_blocks, usable
 from murmur.speech.hmm.em_loop import EmConfig, EmLoop, Progress, Trained, ignore_progress
 from murmur.speech.hmm.grow import (
@@ -55,7 +55,7 @@ def train_triphone(
     feats: Features,
     texts: Mapping[str, str],
     config: TriphoneConfig | None = None,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     progress: Progress = ignore_progress,
 ) -> Trained:
     """Triphones from the alignments of an earlier model of the same language.
@@ -75,14 +75,13 @@ def aligned_by(
     feats: Features,
     texts: Mapping[str, str],
     config: EmConfig,
-    jobs: int,
+    jobs: Jobs,
     progress: Progress,
     speakers: Mapping[str, str] | None = None,
 ) -> Iterator[EmLoop]:
     """Context with the loop of a new stage, whose blocks are aligned by an earlier model of the same language."""
     material = usable(previous.lang, feats, texts)
     with Workers(cut_into_blocks(material.feats, material.texts, speakers), jobs) as workers:
-        workers.map(passes.compile_graphs, previous)
         loop = EmLoop(stage, workers, material, config, progress)
         loop.realign(previous)
         yield loop
@@ -115,9 +114,8 @@ def leaf_sums(tree: Tree, stats: TreeStats) -> MixtureStats:
 
 
 def carry_over(block: Block, old: HmmGmm, new: HmmGmm) -> None:
-    """Convert a block's alignments to a new model and make its training graphs."""
+    """Convert a block's alignments to a new model."""
     block.tids = converted(block.tids, old, new)
-    passes.compile_graphs(block, new)
 
 
 def converted(tids: Mapping[str, IntArray], old: HmmGmm, new: HmmGmm) -> dict[str, IntArray]:

@@ -135,10 +135,10 @@ class Packing:
             keys = np.empty(len(columns[0]), dtype=np.complex128)
             keys.real, keys.imag = self.pack(columns[:half]), self.pack(columns[half:])
             return keys
-        keys = columns[0].astype(np.uint64)
+        packed = columns[0].astype(np.uint64)
         for column in columns[1:]:
-            keys = (keys << self.bits) | column.astype(np.uint64)
-        return keys
+            packed = (packed << np.uint64(self.bits)) | column.astype(np.uint64)
+        return packed
 
     def unpack(self, keys: np.ndarray, n: int) -> list[np.ndarray]:
         """Columns of the word numbers of n-grams of n words."""

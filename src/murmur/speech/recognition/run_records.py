@@ -10,16 +10,17 @@ from murmur.core.errors import SettingError
 from murmur.core.printable import say
 from murmur.engine.experiment import describe, differences
 from murmur.engine.task import Task
+from murmur.execution.executors import Jobs
 from murmur.report.records import is_number
 from murmur.run.configuration import resolved
 from murmur.run.origin import is_of, located
 from murmur.speech.corpus.file_content import read_object
 
 SETTINGS = ("acoustic_scale", "insertion_penalty", "beam", "max_active")
-IRRELEVANT = ("cache", "jobs")  # settings without effect on results
+IRRELEVANT = ("cache", "jobs", "executor")  # settings without effect on results
 
 
-def task_of(folder: Path, source: str, settings: Sequence[str], jobs: int | None = None) -> Task:
+def task_of(folder: Path, source: str, settings: Sequence[str], jobs: Jobs | None = None) -> Task:
     """Return the task of a run's experiment, with the run's settings and then `settings`.
 
     Paths are the present ones of the run's files. Changes of the experiment since the run began are reported on

@@ -13,6 +13,7 @@ import numpy as np
 from torch import nn
 
 from murmur.core.errors import SettingError
+from murmur.execution.executors import Jobs
 from murmur.run.configuration import resolved
 from murmur.run.folder.contents import RECOGNISER
 from murmur.run.origin import source_of
@@ -90,7 +91,7 @@ class TrainedRun:
     name: str  # experiment and type of its task
     weights: str  # description of the chosen model of the run
     origin: Origin  # the run's experiment, for the parts of its corpus
-    jobs: int = 1
+    jobs: Jobs = 1
     grammar: str | Vocabulary | None = None  # of the passes for adapted features; None for their own
 
     @property
@@ -252,7 +253,7 @@ class Wanted:
     search: SearchRequest | None = None
     trust: bool = False  # True if any Python file that run.json names may be run
     choice: Choice | None = None
-    jobs: int | None = None  # None for those of the experiment
+    jobs: Jobs | None = None  # None for those of the experiment
     data: str | None = None  # data to be decoded, a part of the run's corpus or another source
 
 

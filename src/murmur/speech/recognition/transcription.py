@@ -20,6 +20,7 @@ from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write, not_inputs
 from murmur.core.printable import printable, say
 from murmur.core.whole_files import write_whole
+from murmur.execution.executors import Jobs, engine_of
 from murmur.execution.messages import ToldOnce, told_once
 from murmur.execution.processes import bar_of, in_order
 from murmur.execution.workers import WorkerDied
@@ -65,7 +66,7 @@ class Inputs:
     channels: Channels = "average"
     form: Format = "text"
     out: Path | None = None  # standard output
-    jobs: int = 1
+    jobs: Jobs = 1
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -93,9 +94,15 @@ class Inputs:
         return [Unit(tuple(names), self.speakers, speaker) for speaker, names in found.items()]
 
     @property
-    def processes(self) -> int:
-        """Number of processes, at most one for each unit."""
-        return min(self.jobs, len(self.units))
+    def processes(self) -> Jobs:
+        """The processes, of this host at most one for each unit."""
+        engine = engine_of(self.jobs)
+        return min(engine.jobs, len(self.units)) if engine.is_here else engine
+
+    @property
+    def is_done_here(self) -> bool:
+        """True if this process transcribes."""
+        return engine_of(self.processes).is_this_process
 
     def read(self, name: str, rate_hz: int, stream: bytes) -> list[Recording]:
         """Read the recordings of a file, or of the stream; raises the errors of `read_channels`."""
@@ -143,7 +150,7 @@ def transcribe_with_export(inputs: Inputs, model: Path, beams: Mapping[str, floa
     """Transcribe with an export folder; return the number of unreadable files."""
     here = exported_transcriber(model, beams, longest)
     several = partial(exported_transcriber, model, beams, longest, threads=1)
-    return _do_all(inputs, several if inputs.processes > 1 else lambda: here)
+    return _do_all(inputs, (lambda: here) if inputs.is_done_here else several, [model / "metadata.json"])
 
 
 def transcribe_with_run(inputs: Inputs, run: TrainedRun, wanted: Wanted, request: SearchRequest, longest: float) -> int:
@@ -153,6 +160,7 @@ def transcribe_with_run(inputs: Inputs, run: TrainedRun, wanted: Wanted, request
         SettingError: a network's weights are chosen, and a Gaussian system transcribes.
     """
     make: Callable[[TrainedRun], Transcriber]
+    files = [run.stem.with_suffix(".safetensors")]
     if inputs.speakers is not None and run.acoustic.speakers is None:
         if wanted.choice is not None:
             raise SettingError(
@@ -162,12 +170,12 @@ def transcribe_with_run(inputs: Inputs, run: TrainedRun, wanted: Wanted, request
         here = make(run)  # builds the graph
         name = "" if run.recogniser.adapted is None else run.recogniser.adapted.name
         say(f"murmur: --adapt: the Gaussian system {name} in place of the network", err=True)
-        return _do_all(inputs, partial(_opened, wanted, make) if inputs.processes > 1 else lambda: here)
+        return _do_all(inputs, (lambda: here) if inputs.is_done_here else partial(_opened, wanted, make), files)
     say(f"murmur: {run.weights}", err=True)
     search, options = run.searched(request)
     graph = None if search is None else graph_search(search, options)
     make = partial(transcriber, graph=graph, longest_seconds=longest)
-    return _do_all(inputs, partial(_opened, wanted, make) if inputs.processes > 1 else lambda: make(run))
+    return _do_all(inputs, (lambda: make(run)) if inputs.is_done_here else partial(_opened, wanted, make), files)
 
 
 def _opened(wanted: Wanted, make: Callable[[TrainedRun], Transcriber]) -> Transcriber:
@@ -175,12 +183,12 @@ def _opened(wanted: Wanted, make: Callable[[TrainedRun], Transcriber]) -> Transc
     return make(open_run(replace(wanted, jobs=1)))
 
 
-def _do_all(inputs: Inputs, opened: Callable[[], Transcriber]) -> int:
+def _do_all(inputs: Inputs, opened: Callable[[], Transcriber], files: Sequence[Path]) -> int:
     """Transcribe all files with a progress bar; return the number of unreadable ones."""
     failed: set[str] = set()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     count = len({name for unit in inputs.units for name in unit.files})
-    results = made(inputs, opened, sys.stdin.buffer.read)
+    results = made(inputs, opened, sys.stdin.buffer.read, files)
     with (
         told_once(partial(_tell, console)) as told,
         bar_of(console=console, disable=count < 2) as progress,
@@ -204,14 +212,15 @@ def _tell(console: Console, text: str) -> None:
 
 
 def made(
-    inputs: Inputs, opened: Callable[[], Transcriber], stream: Callable[[], bytes]
+    inputs: Inputs, opened: Callable[[], Transcriber], stream: Callable[[], bytes], files: Sequence[Path] = ()
 ) -> Generator[tuple[Unit, Made], None, None]:
     """Yield each unit with its results, in their order; a file that cannot be read ends no batch.
 
-    `opened` opens the model in each process, and must pickle if there are several; `stream` reads the stream -.
+    `opened` opens the model in each process, and must pickle if there are several; `stream` reads the stream -. Workers
+    elsewhere must see the same `files` of the model.
     """
     with_stream = (replace(unit, stream=stream()) if STDIN in unit.files else unit for unit in inputs.units)
-    with closing(in_order(partial(_work, opened, inputs), with_stream, inputs.processes)) as results:
+    with closing(in_order(partial(_work, opened, inputs), with_stream, inputs.processes, files)) as results:
         for unit, result in zip(inputs.units, results, strict=True):
             if isinstance(result, WorkerDied):
                 yield unit, Made(failed={name: f"{name}: {result}" for name in unit.files})

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from murmur.core.errors import SettingError
 from murmur.engine.task import Loss, Score, Unmade
-from murmur.execution.workers import cores_here
+from murmur.execution.executors import whole_host
 from murmur.speech import ctc
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.digits import digits_folder
@@ -151,7 +151,11 @@ class CtcTask(SpeechTask):
             refuse_to_make(f"features of {', '.join(lacking)}", self.cache)
         train, dev, test = (
             SplitData.of(
-                name, prepare(part, front, self.cache, cores_here(), progress=True), label, self.stack, self.cmvn
+                name,
+                prepare(part, front, self.cache, whole_host(self.work), progress=True),
+                label,
+                self.stack,
+                self.cmvn,
             )
             for name, part in parts.items()
         )
@@ -258,7 +262,7 @@ class CtcTask(SpeechTask):
         files = [path for path in (self.root / grammar, Path(grammar)) if path.is_file()]
         models = {grammar: files[0]} if files else {}
         sources = CtcSources(self.data.units, self.decoding, self.data.lexicon, words, models)
-        return WordSearch(sources, grammar, self.cache, self.jobs, 100.0 / self.stack)
+        return WordSearch(sources, grammar, self.cache, self.work, 100.0 / self.stack)
 
     def _augmented(self, name: str, rng: np.random.Generator) -> np.ndarray:
         train = self.data.train

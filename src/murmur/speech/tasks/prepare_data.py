@@ -17,6 +17,7 @@ from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_read, folder_to_write
 from murmur.core.printable import say
 from murmur.core.whole_files import replacing, write_whole
+from murmur.execution.executors import Jobs
 from murmur.speech.corpus.corpus import Corpus, losses
 from murmur.speech.corpus.kaldi_dir import check_data_dir, read_data_dir
 from murmur.speech.corpus.lhotse_cuts import read_cuts
@@ -45,11 +46,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Making:
-    """Folder of a store, bytes per value, and number of processes."""
+    """Folder of a store, bytes per value, and the processes."""
 
     out: Path
     storage: Storage
-    jobs: int
+    jobs: Jobs
 
 
 def check(source: str, wanted: Wanted, out: Path) -> None:

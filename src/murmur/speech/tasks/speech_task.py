@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from murmur.engine.task import Recognised, Score, Unmade
+from murmur.execution.executors import HERE, Engine
 from murmur.report.error_rate import Interval, interval
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.digits import Digits, digits_folder, make_digits
@@ -50,6 +51,7 @@ class SpeechTask(Recognises):
         digits: size of the synthetic corpus.
         seed: seed of the order of the data and of the augmentation.
         jobs: number of processes for alignment and decoding; preparation uses one per core.
+        executor: workers for preparation, alignment and decoding: processes, dask:ADDRESS, dask:slurm or mpi.
         cache: folder for everything that is made once.
         absent: "make" to make training data that is missing from the cache, "refuse" to end with an error.
     """
@@ -61,10 +63,16 @@ class SpeechTask(Recognises):
     jobs: int = 1
     cache: Path = Path("runs/cache")
     absent: Absent = field(default="make", repr=False)
+    executor: str = field(default=HERE, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
         """The fields alone: loaded data stays out of pickles, and every process reads its own."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def work(self) -> Engine:
+        """The workers of alignment and decoding."""
+        return Engine(self.executor, self.jobs, Path(self.cache), progress=True)
 
     @cached_property
     def root(self) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from murmur.core.errors import READ_ONLY
+from murmur.execution.executors import Jobs
 from murmur.speech.decoding.decode_set import Decoded, Scores, decode_set
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.decoding.graph import DecodingGraph, Tell
@@ -50,7 +51,7 @@ class WordSearch:
     sources: GraphSources
     grammar: str | Vocabulary
     cache: Path
-    jobs: int = 1
+    jobs: Jobs = 1
     frames_per_second: float = 100.0
 
     @cached_property

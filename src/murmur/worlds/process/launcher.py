@@ -373,8 +373,15 @@ class Launch:
             self._start_together([Unit(rank, u.restarts_left) for rank, u in enumerate(left)])
         else:
             log.error("learner %d %s and has no restart left", unit.rank, how)
-            return _status(unit.code)
+            return self._status_of_cause(unit)
         return None
+
+    def _status_of_cause(self, unit: Unit) -> int:
+        """Return the exit status for a learner that ends the run; if it has lost another one, that of this other one."""
+        if _status(unit.code) != PEER_LOST_STATUS:
+            return _status(unit.code)
+        codes = {_status(other.code) for other in self.units if other.lost}
+        return max(codes - {0, PEER_LOST_STATUS}, default=PEER_LOST_STATUS)
 
     def _go_on_alone(self, unit: Unit, how: str) -> None:
         if unit.restarts_left == 0:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError
-from murmur.execution.workers import cores_here
+from murmur.execution.executors import whole_host
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError
 from murmur.speech.corpus.file_content import making_sense_of
 from murmur.speech.features.chunks import AlignedFrames, fit_targets, speed_copy
@@ -227,7 +227,11 @@ class SpeedPart:
 
 def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]:
     """The training utterances that have targets, at one speed, cut into shards."""
-    train, columns, processes = half.material.train, half.speaker_columns(half.material.train, speed), cores_here()
+    train, columns, processes = (
+        half.material.train,
+        half.speaker_columns(half.material.train, speed),
+        whole_host(half.jobs),
+    )
     store = half.network_store(train, speed) if half.front.input.spectrum else None
     normal = None
     if store is not None:
@@ -288,7 +292,7 @@ def _make_frames(half: HmmHalf, targets: Targets) -> None:
     if front.draws:
         audio_of(half.material.train)
     parts = [part for speed in front.stored.speeds for part in speed_parts(half, targets.train, speed)]
-    make(folder, parts, front.storage, cores_here(), progress=True)
+    make(folder, parts, front.storage, whole_host(half.jobs), progress=True)
     if front.draws:
         write_normalisation(folder, {u: part.normal for part in parts for u in part.feats})
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from murmur.core.counted import counted
 from murmur.engine.task import REPORTS, Recognised
+from murmur.execution.executors import Jobs
 from murmur.report.error_rate import Interval
 from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.decoding.decode_set import Decoded
@@ -164,7 +165,7 @@ class TwoPass:
     search: Search
     feats: Callable[[str], Arrays]
     decoder: DecodeHalf
-    jobs: int = 1
+    jobs: Jobs = 1
     absent: Absent = "make"
 
     def results(self, parts: Mapping[str, Corpus]) -> list[DecodingResult]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from murmur.core.counted import counted
 from murmur.engine.task import Unmade
-from murmur.execution.workers import cores_here
+from murmur.execution.executors import Jobs, whole_host
 from murmur.speech.corpus.corpus import Corpus, CorpusError, left_out
 from murmur.speech.features.analysis import (
     Front,
@@ -77,7 +77,7 @@ class HmmHalf:
     front: FrontEnd
     stages: HmmStages
     cache: Path
-    jobs: int = 1
+    jobs: Jobs = 1
     absent: Absent = "make"
     transforms: Callable[[Corpus, float], Transforms] | None = None
 
@@ -199,7 +199,7 @@ class HmmHalf:
         return 0 if self.front.input.ivector is None else self.front.input.ivector.dims
 
     def store(self, part: Corpus, front: Front) -> FeatureStore:
-        return prepare(part, front, self.cache, cores_here(), progress=True)
+        return prepare(part, front, self.cache, whole_host(self.jobs), progress=True)
 
     @cached_property
     def trained(self) -> tuple[Stage, ...]:
@@ -292,7 +292,7 @@ class HmmHalf:
         return self.stages.sat
 
     def _sat(
-        self, previous: HmmGmm, feats: Arrays, texts: dict[str, str], config: SatConfig, jobs: int, progress: Progress
+        self, previous: HmmGmm, feats: Arrays, texts: dict[str, str], config: SatConfig, jobs: Jobs, progress: Progress
     ) -> Trained:
         return train_sat(previous, feats, texts, self.material.train.speakers, config, jobs, progress)
 

@@ -150,7 +150,7 @@ class HybridSystem(SpeechTask):
         if own is not None and own.is_file():
             lexicon = self._completed(own, self.material.train)
         transforms = self._transforms if self.front.input.fmllr else None
-        return HmmHalf(self.material, lexicon, self.front, self.hmm, self.cache, self.jobs, self.absent, transforms)
+        return HmmHalf(self.material, lexicon, self.front, self.hmm, self.cache, self.work, self.absent, transforms)
 
     def _transforms(self, part: Corpus, speed: float) -> Transforms:
         """Transforms of the speakers of train, dev or test; those of dev and test come from decoding."""
@@ -173,7 +173,7 @@ class HybridSystem(SpeechTask):
         def make() -> Transforms:
             feats = {name: feats_TF for name, feats_TF in half.features(train, speed).items() if name in stage.tids}
             paths = {name: at_speed(stage.tids[name], len(feats_TF)) for name, feats_TF in feats.items()}
-            return transforms_from_paths(stage.pair, feats, paths, train.speakers, config, self.jobs)
+            return transforms_from_paths(stage.pair, feats, paths, train.speakers, config, self.work)
 
         path = self.cache / f"{stage.name}-{stage.key}-speed-{speed:g}-transforms.npz"
         what = f"the transforms of train at speed {speed:g}"
@@ -233,7 +233,7 @@ class HybridSystem(SpeechTask):
         lexicon, language_models = self.sayable
         every = self.decoding.tune_every
         sources = HmmSources(states, lexicon, self.silence, search, language_models, every)
-        return WordSearch(sources, search.grammar, self.cache, self.jobs, frames_per_second)
+        return WordSearch(sources, search.grammar, self.cache, self.work, frames_per_second)
 
     @cached_property
     def sayable(self) -> tuple[Path, Mapping[str, Path]]:
@@ -263,7 +263,7 @@ class HybridSystem(SpeechTask):
         search = self.decoding.gmm
         words = self.search_with(stage.model.states, search)
         feats = functools.cache(lambda name: self.hmms.features(self.scored_parts[name]))
-        return TwoPass(stage, words, search, feats, decoder, self.jobs, self.absent)
+        return TwoPass(stage, words, search, feats, decoder, self.work, self.absent)
 
     @cached_property
     def two_pass(self) -> TwoPass:
