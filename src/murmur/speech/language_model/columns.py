@@ -149,7 +149,7 @@ class Columns:
         with self._scratch.writing():
             self._places.append((self._file.seek(0, os.SEEK_END), len(block[0])))
             for column in block:
-                left = memoryview(np.ascontiguousarray(column)).cast("B")
+                left = np.ascontiguousarray(column).view(np.uint8).data
                 while left:
                     left = left[self._file.write(left) :]
 
