@@ -132,7 +132,7 @@ class Packing:
         """(K,) keys of n-grams, whose words are the columns."""
         if len(columns) * self.bits > _KEY_BITS:
             half = len(columns) // 2
-            keys = np.empty(len(columns[0]), dtype=np.complex128)
+            keys: np.ndarray = np.empty(len(columns[0]), dtype=np.complex128)
             keys.real, keys.imag = self.pack(columns[:half]), self.pack(columns[half:])
             return keys
         packed = columns[0].astype(np.uint64)
