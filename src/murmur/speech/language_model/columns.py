@@ -149,11 +149,7 @@ class Columns:
         with self._scratch.writing():
             self._places.append((self._file.seek(0, os.SEEK_END), len(block[0])))
             for column in block:
-<<<<<<< HEAD
-                left = np.ascontiguousarray(column).data.cast("B")
-=======
                 left = np.ascontiguousarray(column).view(np.uint8).data
->>>>>>> lm
                 while left:
                     left = left[self._file.write(left) :]
 
