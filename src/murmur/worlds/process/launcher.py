@@ -377,7 +377,7 @@ class Launch:
         return None
 
     def _status_of_cause(self, unit: Unit) -> int:
-        """Return the exit status for a learner that ends the run; if it has lost another one, the status of that one."""
+        """Return the exit status for a learner that ends the run; or of the one that it has lost."""
         if _status(unit.code) != PEER_LOST_STATUS:
             return _status(unit.code)
         codes = {_status(other.code) for other in self.units if other.lost}
