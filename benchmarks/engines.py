@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.dask_workers import dask_engine
 from tests.support.drawn_corpus import Corpus, draw_corpus
 
-KIND = "bar"
+KIND = "long"
 LEAST_SPEED = 0.93
 SMALL = EmConfig(gaussians=1000, passes=2, grow_passes=2, align_passes=(2,), min_gaussian_frames=2)
 
