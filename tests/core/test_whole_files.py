@@ -136,7 +136,7 @@ def test_what_is_written_is_on_disk_before_it_has_the_name(tmp_path, monkeypatch
 def test_files_take_the_place_of_others_in_one_module() -> None:
     """The other modules move files and folders that exist: an old trace, reports, the link to a run, whole splits."""
     moving = {
-        "engine/record.py",
+        "engine/run_files.py",
         "run/folder/contents.py",
         "run/learner.py",
         "speech/corpus/published/dataset_writer.py",

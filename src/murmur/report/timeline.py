@@ -9,6 +9,7 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import Any
 
+from murmur.core.counted import counted
 from murmur.core.trace import COMPUTE, Span
 from murmur.report.read import ReportError, events_of
 from murmur.report.records import is_number
@@ -51,7 +52,7 @@ def run_timeline(trace: Path, name: str, start: float | None = None, seconds: fl
     if found.cut:
         told += f" Cut there: no more than {MOST_SPANS} spans are drawn."
     if len(lanes.learners) > MOST_LANES:
-        told += f" {MOST_LANES} of {len(lanes.learners)} learners."
+        told += f" {MOST_LANES} of {counted(len(lanes.learners), 'learner')}."
     return swim_lanes(f"Timeline of {name}", [lanes], found.start, found.end, told), told
 
 

@@ -60,7 +60,7 @@ def opened(recogniser, folder):
     def search(grammar):
         return WordSearch(recogniser.graphs, grammar or recogniser.graphs.search.grammar, recogniser.cache)
 
-    return SimpleNamespace(recogniser=recogniser, folder=folder, search=search)
+    return SimpleNamespace(recogniser=recogniser, folder=folder, stem=folder / "model", search=search)
 
 
 def recordings(folder):

@@ -170,7 +170,7 @@ def test_processes_and_shards_change_no_bit(plain, monkeypatch):
     task = with_input(plain, replace(FULL, deltas=None))
     first = {name: task.data.train.feats(i) for i, name in enumerate(task.data.train.names)}
     shutil.rmtree(task.data.train.folder)
-    monkeypatch.setattr(hybrid_data, "cores_here", lambda: 2)
+    monkeypatch.setattr(hybrid_data, "whole_host", lambda _: 2)
     monkeypatch.setattr(hybrid_data, "UTTERANCES_PER_SHARD", 7)
     again = replace(task)
     assert len(list(again.data.train.folder.glob("*.feats.npy"))) == 7
