@@ -7,7 +7,6 @@ import selectors
 import socket
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,15 +48,19 @@ class Caller:
         return True
 
 
+def python_of(checkout: Path) -> str:
+    """Return the interpreter that a checkout's `make` has set up."""
+    return str(checkout / ".venv" / "bin" / "python")
+
+
 @contextmanager
 def store_process(checkout: Path) -> Iterator[tuple[tuple[str, int], bytes]]:
     """Run the store process of a checkout as its launcher does; yield its address and secret."""
     secret = draw()
     with unnamed_file(secret) as file, listen() as listener:
         passed = [listener.fileno(), file.fileno()]
-        words = [sys.executable, "-m", "murmur.worlds.process.store_server", *map(str, passed)]
-        environment = {"PYTHONPATH": str(checkout / "src"), "PATH": "/usr/bin:/bin"}
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=passed, env=environment)
+        words = [python_of(checkout), "-m", "murmur.worlds.process.store_server", *map(str, passed)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=passed)
         address = listener.getsockname()[:2]
     try:
         yield address, secret

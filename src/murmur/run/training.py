@@ -50,6 +50,7 @@ from murmur.worlds.process.world import START_SECONDS
 
 log = logging.getLogger(__name__)
 MODEL = ("model.safetensors", "model.json")
+LEARNER = run_learner.__module__
 WHOLE = (*MODEL, "score.json")  # files of a complete run
 POLL_SECONDS = 0.05
 REFUSAL_SECONDS = 5.0  # for the others to read the refusal, before the store ends with learner 0
@@ -111,6 +112,7 @@ def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int
         grace_seconds=request.grace_seconds,
         missing=missing_from(request.out, written_before(request, experiment)),
         inherited=(lock,),
+        forked=(LEARNER, type(experiment.task).__module__),
     )
     status = started.run()
     if status == STOPPED_STATUS:
@@ -121,7 +123,7 @@ def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int
 def command_of_learner(request: RunRequest) -> Command:
     """Write the request into the run's folder; return the command line that starts a learner on it."""
     request.write()
-    words = [sys.executable, "-m", "murmur.run.learner", str(request.out / REQUEST)]
+    words = [sys.executable, "-m", LEARNER, str(request.out / REQUEST)]
     return lambda _, resume: [*words, "--resume"] if resume else words
 
 

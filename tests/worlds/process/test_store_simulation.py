@@ -55,7 +55,7 @@ class Patient(MembershipServer):
         (ShortLeases, TWICE, range(30)),
         (Forgetful, LOST, range(30)),
         (Credulous, LOST, range(85, 95)),
-        (Patient, STUCK, range(10)),
+        (Patient, STUCK, range(75, 80)),
     ],
 )
 def test_the_oracle_finds_a_fault(faulty: type[MembershipServer], kind: str, seeds: range) -> None:

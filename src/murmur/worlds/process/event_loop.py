@@ -16,7 +16,7 @@ LONGEST_SECONDS = 3600.0  # of one wait of the selector
 Handler = Callable[[int], None]  # is called with the events for which its socket is ready
 
 
-class Timed(Protocol):
+class LoopPart(Protocol):
     """Part of a loop that acts when time has passed; times are those of `awake_seconds`."""
 
     def due(self) -> float:
@@ -39,13 +39,13 @@ class EventLoop:
 
     def __init__(self, name: str) -> None:
         self._selector = DefaultSelector()
-        self._parts: list[Timed] = []
+        self._parts: list[LoopPart] = []
         self._woken, self._wake = socket.socketpair()
         self._selector.register(self._woken, EVENT_READ, self._end)
         self._closed = Event()
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
-    def add(self, part: Timed) -> None:
+    def add(self, part: LoopPart) -> None:
         self._parts.append(part)
 
     def start(self) -> None:

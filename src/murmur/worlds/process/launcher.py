@@ -21,7 +21,15 @@ from typing import IO
 from murmur.core.stop_signals import SAME_SECONDS, usual_signals
 from murmur.worlds.awake_clock import awake_clock, awake_seconds
 from murmur.worlds.process.arrival import listening_address
-from murmur.worlds.process.environment import BEGUN_KEY, COME_KEY, ENDED_KEY, Place, child_variables
+from murmur.worlds.process.environment import (
+    BEGUN_KEY,
+    COME_KEY,
+    ENDED_KEY,
+    Place,
+    child_variables,
+    import_variables,
+)
+from murmur.worlds.process.fork_server import ForkServer, begin_detached, forks_here
 from murmur.worlds.process.listener import listen
 from murmur.worlds.process.membership_client import WORLD, ranks, stalls_of
 from murmur.worlds.process.secret import draw, unnamed_file
@@ -29,6 +37,7 @@ from murmur.worlds.process.signals import (
     GRACE_SECONDS,
     STOPPED_STATUS,
     UNKNOWN_CODE,
+    ChildProcess,
     StopSignals,
     die_with_parent,
     end_all,
@@ -60,7 +69,7 @@ class Restart(Enum):
 class Unit:
     rank: int
     restarts_left: int
-    process: subprocess.Popen[bytes] | None = None
+    process: ChildProcess | None = None
     code: int | None = None
     lost: bool = False
 
@@ -109,6 +118,8 @@ class Launch:
         missing: Returns the names of outputs that a complete run would have and this one lacks; empty if complete.
         out: Folder for the records of loops; empty: there is none.
         inherited: Descriptors of open files that learners inherit, such as a lock that they hold.
+        forked: Module that learners with a stop signal run by `python -m`, and others to import; learners are forked
+            from a process that has imported them. Empty: each learner is a new interpreter.
         hosts: Launches that run together, one on each host, each of as many learners; the first one has the store.
         number: Number of this one of them.
         port: Port of the store; 0: a free one.
@@ -127,6 +138,7 @@ class Launch:
     missing: Callable[[], str] = str
     out: str = ""
     inherited: Sequence[int] = ()
+    forked: Sequence[str] = ()
     hosts: int = 1
     number: int = 0
     port: int = 0
@@ -135,6 +147,7 @@ class Launch:
     _training: bool = False  # true once all learners of this generation have begun to train
     _ever_began: bool = False  # true once any learner of any generation has
     _secret_file: IO[bytes] = field(init=False, repr=False)
+    _forks: ForkServer | None = field(default=None, init=False, repr=False)
     _asked: StopSignals = field(default_factory=StopSignals, repr=False)
     _asked_at: float = 0.0
     _end_at: float = math.inf  # time at which learners that still save are killed
@@ -161,6 +174,8 @@ class Launch:
             return self._watch(store)
         finally:
             self._end()
+            if self._forks is not None:
+                self._forks.close()
             if store is not None:
                 self._await_other_hosts()
                 assert store.stdin is not None
@@ -186,7 +201,7 @@ class Launch:
                 [sys.executable, "-m", "murmur.worlds.process.store_server", *map(str, passed)],
                 stdin=subprocess.PIPE,
                 pass_fds=passed,
-                preexec_fn=_begin_store,  # noqa: PLW1509 - the other thread here only waits for signals
+                preexec_fn=begin_detached,  # noqa: PLW1509 - the other thread here only waits for signals
             )
 
     def _start(self, unit: Unit, resume: bool) -> None:
@@ -194,14 +209,23 @@ class Launch:
         at = (unit.rank - self.number * self.learners, self.host, self.port, self.generation, here)
         place = Place(unit.rank, here * self.hosts, *at, out=self.out)
         unit.code = None
-        secret = self._secret_file.fileno()
-        unit.process = subprocess.Popen(
-            list(self.command(place, resume)),
-            env=child_variables(place, self.threads, secret),
+        words = list(self.command(place, resume))
+        variables = child_variables(place, self.threads, self._secret_file.fileno())
+        if self.forked and self._forks is None and forks_here():
+            self._forks = ForkServer(self.forked, import_variables(self.threads), self._passed)
+        forks = self._forks
+        forked = forks.fork(words[3:], variables) if forks and forks.await_ready(self._asked) else None
+        unit.process = forked or subprocess.Popen(
+            words,
+            env=variables,
             stdin=subprocess.DEVNULL,
-            pass_fds=[secret, *self.inherited],
+            pass_fds=self._passed,
             preexec_fn=self._begin_learner,  # noqa: PLW1509 - the other thread here only waits for signals
         )
+
+    @property
+    def _passed(self) -> list[int]:
+        return [self._secret_file.fileno(), *self.inherited]
 
     def _begin_learner(self) -> None:
         die_with_parent()()
@@ -458,12 +482,6 @@ class Launch:
     @property
     def _prefix(self) -> str:
         return Place(0, 1, 0, self.host, 0, self.generation).prefix
-
-
-def _begin_store() -> None:
-    """Detach the store from the signals of the process group: it ends with the launcher, and learners still save."""
-    die_with_parent()()
-    ignore_until_ready()
 
 
 def _status(code: int | None) -> int:
