@@ -85,7 +85,7 @@ def test_a_request_to_stop_ends_learners_before_they_are_forked(
 def test_forks_die_with_the_launcher(told: Callable[[], Any], tmp_path: Path) -> None:
     launch = "import sys; from tests.worlds.process.test_fork_server import launched; launched('wait', '0').run()"
     launcher = subprocess.Popen([sys.executable, "-c", launch])
-    assert eventually(lambda: len(told()) == 2)
+    assert eventually(lambda: len(told()) == 2, 100.0)
     family = [*imports(tmp_path), *(facts["pid"] for facts in told().values())]
     launcher.kill()
     launcher.wait()

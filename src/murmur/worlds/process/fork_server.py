@@ -143,12 +143,14 @@ class ForkServer:
 @contextmanager
 def _adopting() -> Iterator[None]:
     """Become the parent of orphans among this process's descendants."""
-    prctl, set_child_subreaper = ctypes.CDLL(None).prctl, 36
+    prctl, set_child_subreaper, get_child_subreaper = ctypes.CDLL(None).prctl, 36, 37
+    before = ctypes.c_int()
+    prctl(get_child_subreaper, ctypes.byref(before))
     prctl(set_child_subreaper, 1)
     try:
         yield
     finally:
-        prctl(set_child_subreaper, 0)
+        prctl(set_child_subreaper, before.value)
 
 
 def begin_detached() -> None:
