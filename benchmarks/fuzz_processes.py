@@ -53,7 +53,7 @@ from murmur.run.configuration import configure
 from murmur.run.learner import one_more, run_learner
 from murmur.run.request import RunRequest
 from murmur.strategies import ADPSGD
-from murmur.worlds.process.launcher import PEER_LOST_STATUS
+from murmur.worlds.process.endings import PEER_LOST_STATUS
 
 KIND = "long"
 MINIBATCHES = 60

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -57,12 +58,14 @@ def smallest(case: Case, kind: str) -> Case:
     return shrunk(case, lambda smaller: run(smaller, 10.0).kind == kind)
 
 
-def campaign(first: int, count: int, jobs: int, rows: Path) -> list[dict[str, object]]:
-    """Run all blocks of which no row is there yet; return the rows of all."""
+def campaign(
+    first: int, count: int, jobs: int, rows: Path, block: Callable[[int, int], dict[str, object]], size: int
+) -> list[dict[str, object]]:
+    """Run `block` on all blocks of `size` seeds of which no row is there yet; return the rows of all."""
     version = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     done = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
     there = {(row["first"], row["count"]) for row in done}
-    wanted = [(start, min(BLOCK, first + count - start)) for start in range(first, first + count, BLOCK)]
+    wanted = [(start, min(size, first + count - start)) for start in range(first, first + count, size)]
     with ProcessPoolExecutor(jobs) as pool, rows.open("a") as out:
         for row in pool.map(block, *zip(*[w for w in wanted if w not in there], strict=True) or ((), ())):
             row["commit"] = version.stdout.strip()
@@ -94,7 +97,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.case is not None:
         sys.exit(alone(drawn(int(asked.case)) if asked.case.isdigit() else Case.read(json.loads(asked.case))))
-    rows = campaign(asked.first, asked.count, asked.jobs, asked.rows)
+    rows = campaign(asked.first, asked.count, asked.jobs, asked.rows, block, BLOCK)
     counts = sum((Counter(row["counts"]) for row in rows), Counter())
     figures = {"runs by end": dict(counts), "processor hours": round(sum(row["seconds"] for row in rows) / 3600, 2)}
     bars = [bar("seeds", sum(row["count"] for row in rows), 100_000, at_most=False)]

@@ -53,8 +53,9 @@ from murmur.run.folder.contents import REQUEST
 from murmur.run.learner import learn
 from murmur.run.request import RunRequest
 from murmur.strategies import ADPSGD
+from murmur.worlds.process.endings import PEER_LOST_STATUS
 from murmur.worlds.process.environment import Place, child_variables
-from murmur.worlds.process.launcher import PEER_LOST_STATUS, Launch, Unit
+from murmur.worlds.process.launcher import Launch, Unit
 from murmur.worlds.process.signals import die_with_parent
 
 KIND = "long"

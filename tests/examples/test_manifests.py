@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.worlds.process.launcher import PEER_LOST_STATUS
+from murmur.worlds.process.endings import PEER_LOST_STATUS
 from murmur.worlds.process.signals import STOPPED_STATUS
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")

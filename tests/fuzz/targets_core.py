@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from threading import Condition
 
 import numpy as np
 import torch
@@ -39,9 +38,9 @@ from murmur.run.saved_model import choose, find_model, read_into
 from murmur.simulation.run import behind
 from murmur.simulation.scenario import compute_times, faults_of, kind_of
 from murmur.strategies import ADPSGD
-from murmur.worlds.process.membership_server import MembershipServer
+from murmur.worlds.process.membership_server import Instant
 from murmur.worlds.process.messages import from_block, receive
-from murmur.worlds.process.store_server import StoreServer
+from murmur.worlds.process.store_state import StoreState
 from murmur.worlds.process.wire_format import (
     PREFIX,
     REQUEST,
@@ -297,14 +296,6 @@ REQUESTS = (
 )
 
 
-class Answers(StoreServer):
-    """A server without its authenticated listener."""
-
-    def __init__(self) -> None:
-        self._values, self._changed = {"a": b"abc", "n": b"1"}, Condition()
-        self._membership_server = MembershipServer(self._changed)
-
-
 def _write_frames(folder: Path) -> None:
     for number, head in enumerate(REQUESTS):
         (folder / f"{number:02}.frame").write_bytes(encode_head(head, 3, REQUEST) + b"abc")
@@ -325,13 +316,17 @@ def _sent(data: bytes, receive: Callable[[socket.socket], object]) -> object:
 
 
 def _read_frames(folder: Path) -> None:
-    server = Answers()
+    state, client = StoreState(Instant(0.0)), 0
+    state.receive(client, {"do": "set", "key": "a"}, b"abc", Instant(0.0))
+    state.receive(client, {"do": "set", "key": "n"}, b"1", Instant(0.0))
 
     def request(head: object) -> None:
+        nonlocal client
         assert isinstance(head, dict)
-        if isinstance(head.get("seconds"), int | float) and head["seconds"] > 0:
-            head["seconds"] = 0.001 if head["seconds"] < 1e300 else head["seconds"]
-        server._answer(head, b"value")
+        client += 1
+        state.receive(client, head, b"value", Instant(float(client)))
+        state.pass_time(Instant(client + 0.5))
+        state.hang_up(client)
 
     attempts: list[Callable[[], object]] = []
     for path in sorted(folder.glob("*.frame")):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from murmur.core.facts import Facts
 from murmur.core.world import Seat
 from murmur.strategies import ADPSGD, ALL, KAVG
-from murmur.worlds.process.launcher import PEER_LOST_STATUS
+from murmur.worlds.process.endings import PEER_LOST_STATUS
 from murmur.worlds.threads import ThreadWorld
 from tests.support.forked_python import ROOT
 from tests.support.sharded_loops import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from threading import Condition, Event
+from threading import Event
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from murmur.worlds.awake_clock import PAUSE_SECONDS, TICK_SECONDS, AwakeClock, awake_clock, wait_awake
-from murmur.worlds.process.membership_server import RESUME_SECONDS, MembershipServer
+from murmur.worlds.process.membership_server import RESUME_SECONDS, Instant, MembershipServer
 
 LEASE = 1.0
 
@@ -62,18 +62,19 @@ class Server:
 
     def __init__(self, size: int) -> None:
         self.machine, self.size = Machine(), size
-        self._changed = Condition()
-        self._served = MembershipServer(self._changed, self.machine.clock)
+        self._served = MembershipServer(self._now())
         for rank in range(size):
             self.ask(rank, "enter", size=size, lease=LEASE, entry=60.0)
 
     def ask(self, rank: int, act: str, **more: Any) -> list[int]:
-        with self._changed:
-            answer = self._served.answer({"act": act, "group": "world", "rank": rank, **more})
+        answer = self._served.answer({"act": act, "group": "world", "rank": rank, **more}, self._now())
         return sorted(rank for rank, _ in answer["live"])
 
+    def _now(self) -> Instant:
+        return Instant(self.machine.clock(), self.machine.clock.settles(RESUME_SECONDS))
+
     def beat(self, rank: int) -> list[int]:
-        return self.ask(rank, "beat", known=-1, lease=LEASE, seconds=0.0)
+        return self.ask(rank, "beat", lease=LEASE)
 
     def run(self, seconds: float, awake: list[int]) -> list[int]:
         """Let time pass while some learners give signs of life; return the live ones."""

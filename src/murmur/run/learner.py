@@ -47,9 +47,9 @@ from murmur.run.request import RunRequest
 from murmur.run.saved_model import choose, read_into, told_choice
 from murmur.strategies import ALL
 from murmur.worlds.process.arrival import check_meeting_point
+from murmur.worlds.process.endings import PEER_LOST_STATUS
 from murmur.worlds.process.environment import Place, place_of, threads_per_learner
 from murmur.worlds.process.failure_detector import LEAST_SECONDS
-from murmur.worlds.process.launcher import PEER_LOST_STATUS
 from murmur.worlds.process.secret import from_file
 from murmur.worlds.process.signals import STOPPED_STATUS, StopWhenPolled, take_interrupts_again
 from murmur.worlds.process.torch_store import connect

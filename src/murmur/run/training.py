@@ -41,8 +41,9 @@ from murmur.run.request import RunRequest
 from murmur.run.saved_model import prepare
 from murmur.worlds.mpi.world import MpiWorld
 from murmur.worlds.process.arrival import check_meeting_point
+from murmur.worlds.process.endings import PEER_LOST_STATUS
 from murmur.worlds.process.environment import Place, place_of, threads_per_learner
-from murmur.worlds.process.launcher import PEER_LOST_STATUS, Command, Launch, Restart
+from murmur.worlds.process.launcher import Command, Launch, Restart
 from murmur.worlds.process.secret import draw, from_file
 from murmur.worlds.process.signals import STOPPED_STATUS
 from murmur.worlds.process.torch_store import connect
@@ -50,6 +51,7 @@ from murmur.worlds.process.world import START_SECONDS
 
 log = logging.getLogger(__name__)
 MODEL = ("model.safetensors", "model.json")
+LEARNER = run_learner.__module__
 WHOLE = (*MODEL, "score.json")  # files of a complete run
 POLL_SECONDS = 0.05
 REFUSAL_SECONDS = 5.0  # for the others to read the refusal, before the store ends with learner 0
@@ -111,6 +113,7 @@ def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int
         grace_seconds=request.grace_seconds,
         missing=missing_from(request.out, written_before(request, experiment)),
         inherited=(lock,),
+        forked=(LEARNER, type(experiment.task).__module__),
     )
     status = started.run()
     if status == STOPPED_STATUS:
@@ -121,7 +124,7 @@ def launch(request: RunRequest, experiment: Experiment, secret: bytes, lock: int
 def command_of_learner(request: RunRequest) -> Command:
     """Write the request into the run's folder; return the command line that starts a learner on it."""
     request.write()
-    words = [sys.executable, "-m", "murmur.run.learner", str(request.out / REQUEST)]
+    words = [sys.executable, "-m", LEARNER, str(request.out / REQUEST)]
     return lambda _, resume: [*words, "--resume"] if resume else words
 
 

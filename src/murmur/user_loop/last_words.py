@@ -13,7 +13,7 @@ from types import TracebackType
 from murmur.core.group import PeerLost
 from murmur.core.printable import say
 from murmur.core.stop_signals import end_process
-from murmur.worlds.process.launcher import PEER_LOST_STATUS
+from murmur.worlds.process.endings import PEER_LOST_STATUS
 
 REMEDY = "start all learners again; me.load_state_dict() goes on from a saved state"
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]

@@ -158,7 +158,7 @@ def test_a_learner_considered_dead_drops_its_claims(server: StoreServer) -> None
     far.work(40, 0.01, at_most=6)
     held = [n for claim in far.membership._ahead._has.held for n in claim]
     assert held
-    server._membership_server._tables["group"].lose(0)
+    server._state.membership._tables["group"].lose(0)
     assert set(held) <= set(other.work(40, 0.0, at_most=100))
     while 0 not in far.membership.view(fresh=True).live:  # its next sign of life brings it back
         time.sleep(0.01)
@@ -169,9 +169,9 @@ def test_a_learner_considered_dead_drops_its_claims(server: StoreServer) -> None
 
 def test_a_claim_before_news_of_a_loss_is_kept(server: StoreServer) -> None:
     """A request over a restored network is answered with a view that signs of life have not shown yet."""
-    far, table = Member(server, 0, 2, 0.05), server._membership_server._tables["group"]
+    far, table = Member(server, 0, 2, 0.05), server._state.membership._tables["group"]
     first = far.work(60, 0.01, at_most=6)
-    while far.membership._ahead._asking:
+    while far.membership._ahead._has.asking:
         time.sleep(0.01)
     unaware, far.membership._see = far.membership._see, lambda answer: None  # type: ignore[method-assign]
     before = far.membership._view
@@ -179,7 +179,7 @@ def test_a_claim_before_news_of_a_loss_is_kept(server: StoreServer) -> None:
     table.lose(0)
     table.join(0)
     rest = far.work(60, 0.01, at_most=20)
-    while far.membership._ahead._asking:
+    while far.membership._ahead._has.asking:
         time.sleep(0.01)
     assert far.membership._view is before, "it does not know yet"
     assert far.membership._ahead._has.held
@@ -197,7 +197,7 @@ def test_the_server_is_told_of_done_minibatches(server: StoreServer) -> None:
     far.work(40, 0.01, at_most=5)
     latest = far.membership.claim(0, 40)
     assert latest is not None
-    table = server._membership_server._tables["group"]
+    table = server._state.membership._tables["group"]
     deadline = time.monotonic() + 10.0
     while (still := min(table._open[0])) < latest.start and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -160,7 +160,7 @@ def test_silent_callers_keep_no_learner_out(server: StoreServer) -> None:
         assert StoreClient(*server.address, 60, SECRET).call({"do": "size"})[0] == {"total": 0}
         assert time.monotonic() - began < 30
         assert hung_up(silent[0], 2), "the first had to make room"
-        assert eventually(lambda: len(server._listener._in_handshake) <= MOST_HANDSHAKES)
+        assert eventually(lambda: len(server._admission.in_handshake) <= MOST_HANDSHAKES)
 
 
 def test_a_listener_survives_a_lack_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from murmur.worlds.process.endings import PEER_LOST_STATUS
 from murmur.worlds.process.environment import COME_KEY
-from murmur.worlds.process.launcher import PEER_LOST_STATUS, Launch
+from murmur.worlds.process.launcher import Launch
 from murmur.worlds.process.signals import STOPPED_STATUS, UNKNOWN_CODE, exit_code
 from tests.support.learner_programs import TRAINS, python
 

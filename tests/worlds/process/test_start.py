@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from murmur.run.training import WHOLE, missing_from
+from murmur.worlds.process.endings import PEER_LOST_STATUS
 from murmur.worlds.process.environment import Place
-from murmur.worlds.process.launcher import PEER_LOST_STATUS, Launch, Restart
+from murmur.worlds.process.launcher import Launch, Restart
 from murmur.worlds.process.signals import STOPPED_STATUS
 from tests.support.learner_programs import TRAINS, python
 

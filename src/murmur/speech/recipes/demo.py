@@ -32,7 +32,7 @@ from murmur.report.verdict import ranking
 from murmur.run.folder.contents import opened, read_facts, refuse_work
 from murmur.run.folder.lock import LOCK, locked
 from murmur.run.request import RunRequest
-from murmur.run.training import command_of_learner, missing_from, write_run
+from murmur.run.training import LEARNER, command_of_learner, missing_from, write_run
 from murmur.speech.corpus.synth import SynthesisError
 from murmur.speech.features.feature_store import UTTERANCES_PER_SHARD
 from murmur.speech.tasks.hybrid.task import HybridTask
@@ -143,7 +143,15 @@ class Demo:
             write_whole(request.out / "phases.json", json.dumps(read_phases(self._phases), indent=1).encode())
             asks, missing, lock = signal.SIGUSR1, missing_from(request.out), (run.lock.descriptor,)
             command = command_of_learner(request)
-            launch = Launch(command, request.learners, threads=1, stop_signal=asks, missing=missing, inherited=lock)
+            launch = Launch(
+                command,
+                request.learners,
+                threads=1,
+                stop_signal=asks,
+                missing=missing,
+                inherited=lock,
+                forked=(LEARNER, type(experiment.task).__module__),
+            )
             code = run.end(launch.run())
         if code == STOPPED_STATUS:
             launch.stop()

@@ -35,7 +35,7 @@ def claims_in(answer: Mapping[str, Any]) -> list[range]:
 
 @dataclass
 class Holdings:
-    """Claims of one learner, and the times of its next ones, on the monotonic clock.
+    """Claims of one learner, and the times of its next ones, without IO; times are those of one monotonic clock.
 
     Attributes:
         doing: Claim whose gradient is under way.
@@ -43,6 +43,9 @@ class Holdings:
         done: Numbers done but not yet reported to the server.
         due: Time at which the next claim is needed; None while no gradient is under way.
         none_left: True if the server had fewer claims than requested.
+        asking: True while a request for claims has no answer.
+        of: Standing to which the claims belong: those of an earlier incarnation belong to other learners by now.
+        limits: Bounds of the claims.
     """
 
     doing: range | None = None
@@ -53,11 +56,53 @@ class Holdings:
     preparing_seconds: float = 0.0
     trips: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=TRIPS))
     none_left: bool = False
+    asking: bool = False
+    of: Standing = (0, None)
+    limits: Limits = field(default_factory=lambda: Limits(0, 0))
 
     @property
     def seconds_ahead(self) -> float:
         """Time before it is due at which a claim is requested; short, because held claims wait."""
         return 2 * (max(self.trips) + self.preparing_seconds)
+
+    def expect(self, claim: range, limits: Limits, seconds: float, preparing_seconds: float, now: float) -> bool:
+        """Begin the gradient of a claim; return False if its time is too long or unknown for claims ahead."""
+        if max(*self.trips, preparing_seconds) < WORTH * seconds or seconds <= 0:
+            return False
+        self.doing, self.limits, self.none_left, self.preparing_seconds = claim, limits, False, preparing_seconds
+        self.due, self.pace_seconds = now + seconds, seconds
+        return True
+
+    def take(self, standing: Standing) -> range | None:
+        """Begin the next held claim; None if there is none."""
+        self._stand(standing)
+        self.due = None
+        if not self.held:
+            return None
+        if self.doing is not None:
+            self.done.extend(self.doing)
+        self.doing = self.held.popleft()
+        return self.doing
+
+    def request(self, now: float) -> dict[str, Any] | None:
+        """Return the fields of the next request, to be sent now; None if it is too early for one."""
+        count = self.wanted(now)
+        if not count and not self.done:
+            return None
+        done, self.done, self.asking = self.done, [], count > 0
+        doing = [n for claim in (self.doing, *self.held) if claim is not None for n in claim]
+        return {"known": self.of[0], **self.limits._asdict(), "doing": doing, "done": done, "count": count}
+
+    def answered(self, answer: Mapping[str, Any], rank: int, count: int, trip_seconds: float) -> list[range]:
+        """Hold the claims that a learner's request for `count` of them has brought; return them."""
+        if "live" in answer:
+            self._stand((answer["number"], dict(answer["live"]).get(rank)))
+        claims = claims_in(answer)
+        self.trips.append(trip_seconds)
+        self.held.extend(claims)
+        self.none_left |= len(claims) < count
+        self.asking = False
+        return claims
 
     def wanted(self, now: float) -> int:
         if self.due is None or self.none_left or now + self.seconds_ahead < self.due:
@@ -70,6 +115,15 @@ class Holdings:
         if self.due is None or self.none_left or len(self.held) >= MOST_AHEAD:
             return None
         return max(0.0, self.due + len(self.held) * self.pace_seconds - self.seconds_ahead - now)
+
+    def _stand(self, now: Standing) -> None:
+        """Drop the claims of an earlier incarnation; ignore a view older than the latest."""
+        if now[0] < self.of[0]:
+            return
+        if now[1] != self.of[1]:
+            self.held.clear()
+            self.done.clear()
+        self.of = now
 
 
 class ClaimsAhead:
@@ -86,22 +140,19 @@ class ClaimsAhead:
         self, connect: Callable[[], StoreClient], head: dict[str, Any], standing: Callable[[], Standing]
     ) -> None:
         self._connect, self._head, self._standing = connect, head, standing
-        self._has, self._of = Holdings(), standing()
-        self._limits = Limits(0, 0)
+        self._has = Holdings(of=standing())
         self._preparation = NOTHING
         self._changed = Condition()
-        self._asking = self._closed = False
+        self._closed = False
         self._failure: Exception | None = None
         self._thread: Thread | None = None
 
     def expect(self, claim: range, limits: Limits, seconds: float, preparation: Preparation = NOTHING) -> None:
         """Announce that the gradient of `claim` has begun and its expected time; prepare claims ahead at once."""
         with self._changed:
-            if max(*self._has.trips, preparation.seconds) < WORTH * seconds or seconds <= 0:
+            if not self._has.expect(claim, limits, seconds, preparation.seconds, time.monotonic()):
                 return
-            self._preparation, self._has.preparing_seconds = preparation, preparation.seconds
-            self._has.doing, self._limits, self._has.none_left = claim, limits, False
-            self._has.due, self._has.pace_seconds = time.monotonic() + seconds, seconds
+            self._preparation = preparation
             self._changed.notify_all()
         if self._thread is None:
             self._thread = Thread(target=self._run, name="claims ahead", daemon=True)
@@ -114,28 +165,12 @@ class ClaimsAhead:
     def take(self) -> range | None:
         """Take the next held claim, after an open request has been answered; None: claim from the server."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has.held or not self._asking)
+            self._changed.wait_for(lambda: self._has.held or not self._has.asking)
             if self._failure is not None:
                 raise ConnectionError(f"the connection for claims is broken: {self._failure}") from self._failure
-            self._stand(self._standing())
-            has = self._has
-            has.due = None
-            if not has.held:
-                return None
-            if has.doing is not None:
-                has.done.extend(has.doing)
-            has.doing = has.held.popleft()
+            claim = self._has.take(self._standing())
             self._changed.notify_all()
-            return has.doing
-
-    def _stand(self, now: Standing) -> None:
-        """Drop the claims of an earlier incarnation; ignore a view older than the latest."""
-        if now[0] < self._of[0]:
-            return
-        if now[1] != self._of[1]:
-            self._has.held.clear()
-            self._has.done.clear()
-        self._of = now
+            return claim
 
     def close(self) -> None:
         with self._changed:
@@ -148,32 +183,23 @@ class ClaimsAhead:
             while (request := self._next()) is not None:
                 began = time.monotonic()
                 answer = line.call({**self._head, **request})[0]
-                claims = claims_in(answer)
                 with self._changed:
-                    self._stand((answer["number"], dict(answer["live"]).get(self._head["rank"])))
-                    self._has.trips.append(time.monotonic() - began)
-                    self._has.held.extend(claims)
-                    self._has.none_left |= len(claims) < request["count"]
-                    self._asking = False
+                    trip_seconds = time.monotonic() - began
+                    claims = self._has.answered(answer, self._head["rank"], request["count"], trip_seconds)
                     self._changed.notify_all()
                 for claim in claims:
                     self._preparation.begin(claim)
             line.close()
         except (ConnectionError, KeyError) as error:
             with self._changed:
-                self._failure, self._asking = error, False
+                self._failure, self._has.asking = error, False
                 self._changed.notify_all()
 
     def _next(self) -> dict[str, Any] | None:
         """Wait for the time of the next request and return it; None at the end."""
         with self._changed:
-            has = self._has
             while not self._closed:
-                count = has.wanted(time.monotonic())
-                if count or has.done:
-                    done, has.done = has.done, []
-                    self._asking = count > 0
-                    doing = [n for claim in (has.doing, *has.held) if claim is not None for n in claim]
-                    return {**self._limits._asdict(), "doing": doing, "done": done, "count": count}
-                self._changed.wait(has.seconds_until_wanted(time.monotonic()))
+                if (request := self._has.request(time.monotonic())) is not None:
+                    return request
+                self._changed.wait(self._has.seconds_until_wanted(time.monotonic()))
             return None

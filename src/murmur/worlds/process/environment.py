@@ -135,6 +135,12 @@ def set_variables(variables: Mapping[str, str]) -> None:
     os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
 
 
+def renew_variables(variables: Mapping[str, str]) -> None:
+    """Give this process these environment variables, and no others, in new memory."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
 def variables_now() -> dict[str, str]:
     return dict(os.environ)
 
@@ -248,7 +254,12 @@ def _secret_of(given: Mapping[str, str]) -> bytes:
 def child_variables(place: Place, threads: int, secret: int | None = None) -> dict[str, str]:
     """Return the environment of a learner; `secret` is an inherited descriptor of the file with the secret."""
     run = {} if secret is None else {"TORCHELASTIC_RUN_ID": f"murmur:{secret}"}
-    return {**os.environ, **place.variables(), "OMP_NUM_THREADS": str(threads), **run}
+    return {**import_variables(threads), **place.variables(), **run}
+
+
+def import_variables(threads: int) -> dict[str, str]:
+    """Return the environment in which the program of learners is imported."""
+    return {**os.environ, "OMP_NUM_THREADS": str(threads)}
 
 
 def backend_of(devices: Sequence[str], hosts: Sequence[str], nccl_available: bool) -> Backend:

@@ -21,14 +21,23 @@ from typing import IO
 from murmur.core.stop_signals import SAME_SECONDS, usual_signals
 from murmur.worlds.awake_clock import awake_clock, awake_seconds
 from murmur.worlds.process.arrival import listening_address
-from murmur.worlds.process.environment import BEGUN_KEY, COME_KEY, ENDED_KEY, Place, child_variables
+from murmur.worlds.process.endings import PEER_LOST_STATUS, how_ended, status_of, status_of_all
+from murmur.worlds.process.environment import (
+    BEGUN_KEY,
+    COME_KEY,
+    ENDED_KEY,
+    Place,
+    child_variables,
+    import_variables,
+)
+from murmur.worlds.process.fork_server import ForkServer, begin_detached, forks_here
 from murmur.worlds.process.listener import listen
 from murmur.worlds.process.membership_client import WORLD, ranks, stalls_of
 from murmur.worlds.process.secret import draw, unnamed_file
 from murmur.worlds.process.signals import (
     GRACE_SECONDS,
     STOPPED_STATUS,
-    UNKNOWN_CODE,
+    ChildProcess,
     StopSignals,
     die_with_parent,
     end_all,
@@ -47,7 +56,6 @@ ASK_AGAIN_SECONDS = 0.5
 RESUME_SECONDS = 2.0  # after a pause of the launcher, for its learners to be continued
 LAST_WORDS_SECONDS = 1.0  # for learners of other hosts that have ended, and still speak to the store
 ASK_SECONDS = 30.0  # for an answer of the store process, which may be slow on a busy host
-PEER_LOST_STATUS = 75  # of a learner that gave up because another one is lost: a temporary failure
 Command = Callable[[Place, bool], Sequence[str]]  # (place, true to resume) -> the learner's command line
 
 
@@ -60,7 +68,7 @@ class Restart(Enum):
 class Unit:
     rank: int
     restarts_left: int
-    process: subprocess.Popen[bytes] | None = None
+    process: ChildProcess | None = None
     code: int | None = None
     lost: bool = False
 
@@ -109,6 +117,8 @@ class Launch:
         missing: Returns the names of outputs that a complete run would have and this one lacks; empty if complete.
         out: Folder for the records of loops; empty: there is none.
         inherited: Descriptors of open files that learners inherit, such as a lock that they hold.
+        forked: Module that learners with a stop signal run by `python -m`, and others to import; learners are forked
+            from a process that has imported them. Empty: each learner is a new interpreter.
         hosts: Launches that run together, one on each host, each of as many learners; the first one has the store.
         number: Number of this one of them.
         port: Port of the store; 0: a free one.
@@ -127,6 +137,7 @@ class Launch:
     missing: Callable[[], str] = str
     out: str = ""
     inherited: Sequence[int] = ()
+    forked: Sequence[str] = ()
     hosts: int = 1
     number: int = 0
     port: int = 0
@@ -135,6 +146,7 @@ class Launch:
     _training: bool = False  # true once all learners of this generation have begun to train
     _ever_began: bool = False  # true once any learner of any generation has
     _secret_file: IO[bytes] = field(init=False, repr=False)
+    _forks: ForkServer | None = field(default=None, init=False, repr=False)
     _asked: StopSignals = field(default_factory=StopSignals, repr=False)
     _asked_at: float = 0.0
     _end_at: float = math.inf  # time at which learners that still save are killed
@@ -161,6 +173,8 @@ class Launch:
             return self._watch(store)
         finally:
             self._end()
+            if self._forks is not None:
+                self._forks.close()
             if store is not None:
                 self._await_other_hosts()
                 assert store.stdin is not None
@@ -186,7 +200,7 @@ class Launch:
                 [sys.executable, "-m", "murmur.worlds.process.store_server", *map(str, passed)],
                 stdin=subprocess.PIPE,
                 pass_fds=passed,
-                preexec_fn=_begin_store,  # noqa: PLW1509 - the other thread here only waits for signals
+                preexec_fn=begin_detached,  # noqa: PLW1509 - the other thread here only waits for signals
             )
 
     def _start(self, unit: Unit, resume: bool) -> None:
@@ -194,14 +208,23 @@ class Launch:
         at = (unit.rank - self.number * self.learners, self.host, self.port, self.generation, here)
         place = Place(unit.rank, here * self.hosts, *at, out=self.out)
         unit.code = None
-        secret = self._secret_file.fileno()
-        unit.process = subprocess.Popen(
-            list(self.command(place, resume)),
-            env=child_variables(place, self.threads, secret),
+        words = list(self.command(place, resume))
+        variables = child_variables(place, self.threads, self._secret_file.fileno())
+        if self.forked and self._forks is None and forks_here():
+            self._forks = ForkServer(self.forked, import_variables(self.threads), self._passed)
+        forks = self._forks
+        forked = forks.fork(words[3:], variables) if forks and forks.await_ready(self._asked) else None
+        unit.process = forked or subprocess.Popen(
+            words,
+            env=variables,
             stdin=subprocess.DEVNULL,
-            pass_fds=[secret, *self.inherited],
+            pass_fds=self._passed,
             preexec_fn=self._begin_learner,  # noqa: PLW1509 - the other thread here only waits for signals
         )
+
+    @property
+    def _passed(self) -> list[int]:
+        return [self._secret_file.fileno(), *self.inherited]
 
     def _begin_learner(self) -> None:
         die_with_parent()()
@@ -276,7 +299,7 @@ class Launch:
                 log.error("%s did not save within %g s (--grace-seconds) and are killed", self._running(), grace)
                 return PEER_LOST_STATUS
             if store is not None and exit_code(store) is not None:
-                log.error("the store process %s: the run cannot go on", _how(store.returncode))
+                log.error("the store process %s: the run cannot go on", how_ended(store.returncode))
                 return PEER_LOST_STATUS
             if awake_clock().settles(RESUME_SECONDS):
                 continue  # learners that are continued a little later are not stopped
@@ -298,14 +321,14 @@ class Launch:
 
     def _conclude(self) -> int:
         """Return the exit status after all learners have ended: 0 only if the run is complete."""
-        codes = {_status(unit.code) for unit in self.units}
+        codes = {status_of(unit.code) for unit in self.units}
         missing = self.missing()
         if 0 in codes and not missing:
             return 0
         if STOPPED_STATUS in codes:
             return STOPPED_STATUS
         log.error("all learners have ended, but the run is incomplete: %s is missing; --resume finishes it", missing)
-        return max(codes - {0, PEER_LOST_STATUS}, default=PEER_LOST_STATUS)
+        return status_of_all(codes)
 
     def _answer(self) -> None:
         """Log the stall table, if SIGQUIT has asked for it."""
@@ -350,7 +373,7 @@ class Launch:
                 self._training |= len(standing.begun) == len(self.units)
                 self._ever_began |= bool(standing.begun)
                 unit = self._cause(failed, standing)
-                how, unit.code = _how(unit.code), PEER_LOST_STATUS if unit.code is None else unit.code
+                how, unit.code = how_ended(unit.code), PEER_LOST_STATUS if unit.code is None else unit.code
                 self._tell(line, unit, how)
         except ConnectionError as error:
             log.error("the store process does not answer (%s): the run cannot go on", error)
@@ -378,10 +401,10 @@ class Launch:
 
     def _status_of_cause(self, unit: Unit) -> int:
         """Return the exit status for a learner that ends the run; or of the one that it has lost."""
-        if _status(unit.code) != PEER_LOST_STATUS:
-            return _status(unit.code)
-        codes = {_status(other.code) for other in self.units if other.lost}
-        return max(codes - {0, PEER_LOST_STATUS}, default=PEER_LOST_STATUS)
+        if status_of(unit.code) != PEER_LOST_STATUS:
+            return status_of(unit.code)
+        codes = {status_of(other.code) for other in self.units if other.lost}
+        return status_of_all(codes)
 
     def _go_on_alone(self, unit: Unit, how: str) -> None:
         if unit.restarts_left == 0:
@@ -465,25 +488,3 @@ class Launch:
     @property
     def _prefix(self) -> str:
         return Place(0, 1, 0, self.host, 0, self.generation).prefix
-
-
-def _begin_store() -> None:
-    """Detach the store from the signals of the process group: it ends with the launcher, and learners still save."""
-    die_with_parent()()
-    ignore_until_ready()
-
-
-def _status(code: int | None) -> int:
-    """Return the exit status for a learner's end; one ended by a signal counts as lost."""
-    return PEER_LOST_STATUS if code is None or code < 0 else code
-
-
-def _how(code: int | None) -> str:
-    """Describe a failure; None: it has not ended, and the others have given it up."""
-    if code is None:
-        return "is stopped (the others have given it up)"
-    if code == UNKNOWN_CODE:
-        return "ended with an unknown status (other code of this program has waited for it)"
-    if code < 0:
-        return f"ended with signal {-code}"
-    return f"ended with status {code}" + (" (it has lost another one)" if code == PEER_LOST_STATUS else "")

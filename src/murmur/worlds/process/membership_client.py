@@ -70,7 +70,9 @@ class StoreMembership(Membership):
         self._report: Report = ignore
         self._answered = awake_seconds()
         self._seeing = Lock()
+        self._process: dict[str, int] = {}  # by which the server knows this process from an earlier one of the learner
         answer = self._ask("enter", size=size, lease=lease_seconds, entry=entry_seconds)
+        self._process = {"process": answer["process"]}
         self._view, self.lost, self._final = _view(answer), _causes(answer), frozenset(answer["final"])
         self._latest: tuple[range, Limits] | None = None
         head = self._request("claim")
@@ -102,7 +104,8 @@ class StoreMembership(Membership):
         claim = self._ahead.take()
         if claim is None:
             began = time.monotonic()
-            answer = self._ask("claim", first=first, total=total, size=size, doing=[], done=[], count=1)
+            bounds = Limits(first, total, size)._asdict()
+            answer = self._ask("claim", known=self._view.number, **bounds, doing=[], done=[], count=1)
             self._ahead.took(time.monotonic() - began)
             claim = next(iter(claims_in(answer)), None)
         self._latest = None if claim is None else (claim, Limits(first, total, size))
@@ -124,7 +127,7 @@ class StoreMembership(Membership):
 
     @property
     def spent(self) -> bool:
-        return bool(self._ask("spent")["spent"])
+        return bool(self._ask("spent", known=self._view.number)["spent"])
 
     @property
     def undone(self) -> int | None:
@@ -132,7 +135,7 @@ class StoreMembership(Membership):
         return None if found is None else int(found)
 
     def arrive(self, barrier: str) -> bool:
-        return bool(self._ask("arrive", barrier=barrier)["all"])
+        return bool(self._ask("arrive", known=self._view.number, barrier=barrier)["all"])
 
     def leave(self) -> None:
         if not self._left.is_set():
@@ -166,13 +169,13 @@ class StoreMembership(Membership):
         return self._line.call(self._request(act, **more))[0]
 
     def _request(self, act: str, **more: object) -> dict[str, Any]:
-        return {"do": "membership", "act": act, "group": self.name, "rank": self.rank, **more}
+        return {"do": "membership", "act": act, "group": self.name, "rank": self.rank, **self._process, **more}
 
     def _see(self, answer: dict[str, Any]) -> None:
         with self._seeing:
-            view, before = _view(answer), self._view.incarnations
-            if view.number <= self._view.number:
+            if answer["number"] <= self._view.number:
                 return
+            view, before = _view(answer), self._view.incarnations
             self.lost = _causes(answer)
             for rank in before.keys() - {self.rank}:
                 if view.incarnations.get(rank) != before[rank]:

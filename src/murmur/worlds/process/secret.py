@@ -22,6 +22,7 @@ import socket
 import stat
 import struct
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
@@ -114,19 +115,20 @@ def call_in(line: socket.socket, secret: bytes, purpose: str, number: int, deadl
     line.sendall(_proof(secret, "caller", purpose, number, mine + theirs))
 
 
-def let_in(line: socket.socket, secret: bytes, purpose: str, deadline: float) -> int:
-    """Run the host's side; return the number of a caller that has proved itself.
+def host_side(secret: bytes, purpose: str) -> Generator[tuple[bytes, int], bytes, int]:
+    """Run the host's side without IO; return the number of a caller that has proved itself.
+
+    Yields bytes for the caller and how many are then needed from it; these are sent into the generator.
 
     Raises:
         Refused: The caller has another secret.
-        ValueError, EOFError, TimeoutError: It speaks another protocol, has closed the connection, or was silent.
+        ValueError: It speaks another protocol.
     """
-    spoken, number, theirs = GREETING.unpack(_bytes(line, GREETING.size, deadline))
+    spoken, number, theirs = GREETING.unpack((yield b"", GREETING.size))
     if spoken != SPOKEN:
         raise ValueError(f"a caller that begins with {spoken!r}")
     mine = secrets.token_bytes(NONCE_BYTES)
-    line.sendall(ANSWER.pack(mine, _proof(secret, "host", purpose, number, theirs + mine)))
-    proof = _bytes(line, PROOF_BYTES, deadline)
+    proof = yield ANSWER.pack(mine, _proof(secret, "host", purpose, number, theirs + mine)), PROOF_BYTES
     if not hmac.compare_digest(proof, _proof(secret, "caller", purpose, number, theirs + mine)):
         raise Refused(f"caller {number} does not have this run's secret")
     return int(number)

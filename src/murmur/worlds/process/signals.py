@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from murmur.core.stop_signals import SAME_SECONDS, STOP_SIGNALS, STOPPED_STATUS, Stopped
 from murmur.worlds.awake_clock import TICK_SECONDS, awake_seconds
@@ -128,9 +128,26 @@ def die_with_parent() -> Callable[[], object]:
     return partial(prctl, set_parent_death_signal, int(signal.SIGKILL))
 
 
+class ChildProcess(Protocol):
+    """A child process of a launcher: the part of `subprocess.Popen` that is in use."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 def end_all(
-    processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = GRACE_SECONDS, ask: bool = True
-) -> list[subprocess.Popen[bytes]]:
+    processes: Sequence[ChildProcess], grace_seconds: float = GRACE_SECONDS, ask: bool = True
+) -> list[ChildProcess]:
     """End processes: ask, unless they have been asked already, wait for `grace_seconds`, kill; return those killed."""
     for process in processes:
         if process.poll() is None:
@@ -149,7 +166,7 @@ def end_all(
     return killed
 
 
-def exit_code(process: subprocess.Popen[bytes]) -> int | None:
+def exit_code(process: ChildProcess) -> int | None:
     """Return a child's exit code, None while it runs, or `UNKNOWN_CODE`, for which `poll` returns 0."""
     if process.returncode is None:
         try:
@@ -161,7 +178,7 @@ def exit_code(process: subprocess.Popen[bytes]) -> int | None:
     return process.poll()
 
 
-def is_stopped(process: subprocess.Popen[bytes] | None) -> bool:
+def is_stopped(process: ChildProcess | None) -> bool:
     """True if a child is stopped by a signal (SIGSTOP, a debugger); its exit report stays to be waited for."""
     if process is None or process.returncode is not None:
         return False

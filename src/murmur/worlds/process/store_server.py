@@ -4,7 +4,8 @@ It replaces PyTorch's TCPStore, which listens on all interfaces, looks every cal
 slow resolver), lets one waiting thread block all others of the same client, and accepts unauthenticated connections.
 Standard library only, so that the process starts at once.
 
-A connection begins with a handshake. Then each request is one frame, and so is its answer (`wire_format.py`).
+A connection begins with a handshake. Then each request is one frame, and so is its answer (`wire_format.py`). One
+thread serves all clients by an event loop; what it answers is decided without IO (`store_state.py`).
 """
 
 from __future__ import annotations
@@ -15,29 +16,32 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable
-from threading import Condition, Lock
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from selectors import EVENT_READ, EVENT_WRITE
+from threading import Lock
 from typing import Any
 
-from murmur.worlds.awake_clock import awake_seconds
-from murmur.worlds.process.listener import Listener, dial
-from murmur.worlds.process.membership_server import MembershipServer
+from murmur.worlds.awake_clock import awake_clock, awake_seconds
+from murmur.worlds.process.event_loop import EventLoop, Handler
+from murmur.worlds.process.listener import Admission, dial
+from murmur.worlds.process.membership_server import RESUME_SECONDS, Instant
 from murmur.worlds.process.secret import Refused, from_descriptor
 from murmur.worlds.process.signals import ignore_until_ready
+from murmur.worlds.process.store_state import Reply, StoreState
 from murmur.worlds.process.wire_format import (
+    PIECE_BYTES,
     REQUEST,
+    Head,
     encode_head,
+    read_frame,
     receive_frame,
-    seconds,
     send_frame,
-    text,
-    texts,
-    whole,
 )
 
 log = logging.getLogger(__name__)
 PURPOSE = "store"
-LARGEST = 1 << 62  # bound on counters
 LONGEST_POLL_SECONDS = 3600.0  # select.poll counts milliseconds in 32 bits
 TELL_SECONDS = 10.0  # between two log lines about the same wait
 
@@ -51,84 +55,136 @@ class MissingKey(TimeoutError):
     """A key did not appear in time."""
 
 
+class Line:
+    """Connection of a client in the event loop of a server.
+
+    While a request waits, or its answer is not sent, the next one is not read.
+
+    Attributes:
+        waits: True while a request has no answer yet.
+    """
+
+    def __init__(self, loop: EventLoop, line: socket.socket, handler: Handler) -> None:
+        self._loop, self._line, self._handler = loop, line, handler
+        self._got, self._unsent = bytearray(), memoryview(b"")
+        self._frame = read_frame(REQUEST)
+        self._needed = next(self._frame)
+        self._events = 0
+        self.waits = False
+        self._watch()
+
+    def ready(self, events: int) -> None:
+        """Send and receive what is possible at once; OSError or EOFError if the connection has ended."""
+        with contextlib.suppress(BlockingIOError):  # the selector was wrong
+            if events & EVENT_WRITE:
+                self._unsent = self._unsent[self._line.send(self._unsent) :]
+            if events & EVENT_READ:
+                piece = self._line.recv(PIECE_BYTES)
+                if not piece:
+                    raise EOFError
+                self._got += piece
+        self._watch()
+
+    def request(self) -> tuple[Head, bytes] | None:
+        """Return the next request if it has arrived and its turn has come; ValueError if it is malformed."""
+        try:
+            while not self.waits and not self._unsent and len(self._got) >= self._needed:
+                piece = bytes(self._got[: self._needed])
+                del self._got[: self._needed]
+                self._needed = self._frame.send(piece)
+        except StopIteration as complete:
+            self._frame, self.waits = read_frame(REQUEST), True
+            self._needed = next(self._frame)
+            request: tuple[Head, bytes] = complete.value
+            return request
+        return None
+
+    def answer(self, head: Head, value: bytes) -> None:
+        """Send an answer, in parts if need be; OSError if the connection has ended."""
+        self.waits = False
+        self._unsent = memoryview(encode_head(head, len(value), REQUEST) + value)
+        self.ready(EVENT_WRITE)
+
+    def close(self) -> None:
+        self._loop.forget(self._line)
+        self._line.close()
+
+    def _watch(self) -> None:
+        """Watch for what is of use; while the client has to wait, for a first part of its next request or its end."""
+        reads = len(self._got) < PIECE_BYTES or not (self.waits or self._unsent)
+        events = (EVENT_READ if reads else 0) | (EVENT_WRITE if self._unsent else 0)
+        if events != self._events and events:
+            self._loop.watch(self._line, self._handler, events)
+        elif events != self._events:
+            self._loop.forget(self._line)
+        self._events = events
+
+
 class StoreServer:
-    """Serves keys on a socket from `listen`, with one thread per connection, until it is closed.
+    """Serves keys and memberships on a socket from `listen`, in one thread.
 
     Callers without the secret get no answer. If it is empty, any caller that speaks the protocol has it.
     """
 
     def __init__(self, listener: socket.socket, secret: bytes = b"") -> None:
-        self._values: dict[str, bytes] = {}
-        self._changed = Condition()
-        self._membership_server = MembershipServer(self._changed)
-        self._listener = Listener(listener, secret, PURPOSE, self._serve)
-        self.address: tuple[str, int] = self._listener.address
+        self._loop, self._lines, self._clock = EventLoop("store"), dict[int, Line](), awake_clock()
+        self._state = StoreState(self._now())
+        self._admission = Admission(self._loop, listener, secret, PURPOSE, self._admit)
+        self.address: tuple[str, int] = self._admission.address
+        self._loop.add(self)
+        self._loop.start()
 
     def close(self) -> None:
-        self._listener.close()
+        """Accept no more callers; those that are connected are served until they leave."""
+        self._loop.close()
 
-    def _serve(self, line: socket.socket, *_: int) -> None:
-        # Incarnations of the learners that have entered, or given signs of life, over this connection.
-        living: dict[tuple[str, int], int] = {}
-        with line:
-            while True:
-                try:
-                    head, value = receive_frame(line, REQUEST)
-                    answer, value = self._answer(head, value)
-                    if head.get("act") in ("enter", "beat"):
-                        living[head["group"], head["rank"]] = dict(answer["live"]).get(head["rank"], -1)
-                    send_frame(line, encode_head(answer, len(value), REQUEST), value)
-                except (OSError, EOFError, ValueError):
-                    break  # the caller has closed the connection, or its request is malformed
-        with self._changed:
-            for (membership, rank), incarnation in living.items():
-                self._membership_server.hung_up(membership, rank, incarnation)
+    def due(self) -> float:
+        return self._state.due()
 
-    def _answer(self, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
-        verbs: dict[str, Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
-            "set": self._set,
-            "add": self._add,
-            "wait": self._wait,
-            "swap": self._swap,
-            "check": lambda h, _: ({"there": all(k in self._values for k in texts(h, "keys"))}, b""),
-            "delete": lambda h, _: ({"there": self._values.pop(text(h, "key"), None) is not None}, b""),
-            "membership": lambda h, _: (self._membership_server.answer(h), b""),
-            "gone": lambda h, _: (self._membership_server.gone(h), b""),
-            "size": lambda _, __: ({"total": len(self._values)}, b""),
-        }
-        verb = verbs.get(text(head, "do"))
-        if verb is None:
-            raise ValueError(f"the store knows no request {head['do']!r}")
-        with self._changed:
-            return verb(head, value)
+    def pass_time(self, _: float) -> None:
+        self._settle(self._state.pass_time(self._now()))
 
-    def _set(self, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
-        self._put(text(head, "key"), value)
-        return {}, b""
+    def end(self) -> None:
+        """Do nothing: the clients close their connections."""
 
-    def _add(self, head: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
-        key, amount = text(head, "key"), whole(head, "amount", -LARGEST, LARGEST)
-        total = int(self._values.get(key, b"0")) + amount
-        self._put(key, str(total).encode())
-        return {"total": total}, b""
+    def _now(self) -> Instant:
+        return Instant(self._clock(), self._clock.settles(RESUME_SECONDS))
 
-    def _swap(self, head: dict[str, Any], value: bytes) -> tuple[dict[str, Any], bytes]:
-        key, expected = text(head, "key"), bytes.fromhex(text(head, "expected"))
-        if self._values.get(key, b"") == expected:
-            self._put(key, value)
-        return {}, self._values.get(key, expected)
+    def _admit(self, line: socket.socket, _: int, arrival: int) -> None:
+        self._lines[arrival] = Line(self._loop, line, partial(self._hear, arrival))
 
-    def _wait(self, head: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
-        keys, deadline = texts(head, "keys"), awake_seconds() + seconds(head, "seconds")
-        while missing := [k for k in keys if k not in self._values]:
-            if (left := deadline - awake_seconds()) <= 0:
-                return {"missing": missing}, b""
-            self._changed.wait(left)
-        return {"missing": []}, self._values[keys[0]]
+    def _hear(self, client: int, events: int) -> None:
+        self._settle(self._attempt(client, lambda line: line.ready(events)), [client])
 
-    def _put(self, key: str, value: bytes) -> None:
-        self._values[key] = value
-        self._changed.notify_all()
+    def _settle(self, replies: list[Reply], heard: Sequence[int] = ()) -> None:
+        """Send replies, and take the requests that have arrived from these clients and from those with a reply."""
+        unsent, clients = deque(replies), list(heard)
+        while unsent or clients:
+            if unsent:
+                reply = unsent.popleft()
+                clients.append(reply.client)
+                unsent += self._attempt(reply.client, partial(Line.answer, head=reply.head, value=reply.value))
+            else:
+                client = clients.pop()
+                unsent += self._attempt(client, partial(self._take, client))
+
+    def _take(self, client: int, line: Line) -> list[Reply]:
+        request = line.request()
+        return [] if request is None else self._state.receive(client, *request, self._now())
+
+    def _attempt(self, client: int, act: Callable[[Line], list[Reply] | None]) -> list[Reply]:
+        """Act on a client's connection; close it if that fails. Return the replies that are due then."""
+        if (line := self._lines.get(client)) is None:
+            return []  # it has ended meanwhile
+        try:
+            return act(line) or []
+        except (OSError, EOFError, ValueError):
+            pass  # the caller has closed the connection, or its request is malformed
+        except Exception:
+            log.exception("the store closes a connection, for a request that it cannot answer")
+        del self._lines[client]
+        line.close()
+        return self._state.hang_up(client)
 
 
 class StoreClient:

@@ -37,7 +37,6 @@ REMEDY = (
     "if this follows a restart, torchrun's agents have given their learners different stores: start torchrun with"
     " TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
 )
-INTERPRETER = uuid4().hex  # a number of a process would be used again after a restart
 
 
 class NetStore(Store):
@@ -216,6 +215,12 @@ def agreed_attempt(place: Place, store: Store, seconds: float) -> str:
     return wait_for(attempt.step, place.rank, seconds, status, too_late)
 
 
+@cache
+def _name_of(_process: int) -> str:
+    """Return a name of this process; its number would be used again after a restart, and a fork has its own name."""
+    return uuid4().hex
+
+
 @contextmanager
 def store_of_next_block(place: Place, timeout_seconds: float) -> Iterator[tuple[Store, int]]:
     """Yield the store of this process's next block, and the number of the block; the first has the launch's own keys.
@@ -226,7 +231,7 @@ def store_of_next_block(place: Place, timeout_seconds: float) -> Iterator[tuple[
     """
     launch = connect(place, timeout_seconds)
     try:
-        number = int(launch.add(f"blocks/{place.rank}/{INTERPRETER}-{os.getpid()}", 1)) - 1
+        number = int(launch.add(f"blocks/{place.rank}/{_name_of(os.getpid())}", 1)) - 1
         if number == 0:
             yield launch, number
         elif isinstance(launch, NetStore):

@@ -27,7 +27,7 @@ import math
 import socket
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -104,6 +104,14 @@ def receive_frame(line: socket.socket, limits: Limits) -> tuple[Head, bytes]:
     """Receive a header and a payload."""
     head, payload_bytes = receive_head(line, limits)
     return head, exactly(line, payload_bytes)
+
+
+def read_frame(limits: Limits) -> Generator[int, bytes, tuple[Head, bytes]]:
+    """Read a frame without IO: yields how many bytes are needed next, which are sent into the generator."""
+    prefix = yield PREFIX.size
+    head_bytes, payload_bytes = decode_lengths(prefix, limits)
+    head = decode_head(prefix, (yield head_bytes))
+    return head, (yield payload_bytes)
 
 
 def receive_head(line: socket.socket, limits: Limits) -> tuple[Head, int]:
