@@ -6,6 +6,7 @@ process of another version is refused before it reads anything but the demands.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from importlib.metadata import version
 from io import StringIO
@@ -167,7 +168,8 @@ def unfit(fault: str) -> UnfitWorker:
 
 
 def file_digest(path: Path) -> str:
-    return blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, partial(blake2b, digest_size=16)).hexdigest()
 
 
 @cache

@@ -1,5 +1,7 @@
 """Staged shards: whole or absent, checked, fetched once for all learners, in a folder of bounded size."""
 
+import io
+import json
 import logging
 import pickle
 import socket
@@ -13,6 +15,7 @@ import pytest
 from murmur.speech.corpus import remote
 from murmur.speech.corpus.errors import CorpusError, TransferError
 from murmur.speech.corpus.remote import location
+from murmur.speech.features import staging
 from murmur.speech.features.chunks import AlignedFrames, ChunkTable
 from murmur.speech.features.shards import make, open_store
 from murmur.speech.features.staging import Staging
@@ -153,6 +156,36 @@ def test_another_checksum_is_fetched_once_more_and_then_named(web, tmp_path, cap
     assert len(sizes(tmp_path / "staged")) == 1
     with pytest.raises(TransferError, match=r"lengths.npy has another checksum"):
         opened(web, tmp_path / "staged")
+
+
+@pytest.mark.parametrize("change", [lambda content: content + bytes(1), lambda content: content + bytes(8 << 20)])
+def test_a_longer_file_is_refused_and_not_written(web, tmp_path, monkeypatch, change):
+    store, written = opened(web, tmp_path / "staged"), []
+    fetched = staging.fetch
+
+    def watched(source, size, checksum, out):
+        try:
+            fetched(source, size, checksum, out)
+        finally:
+            written.append(out.seek(0, io.SEEK_END) - size)
+
+    monkeypatch.setattr(staging, "fetch", watched)
+    web.change = lambda number, content: change(content)
+    with pytest.raises(TransferError, match=r"feats.npy has another checksum .*fetched twice"):
+        store.feats(0)
+    assert written == [0]
+    assert not sizes(tmp_path / "staged")
+
+
+@pytest.mark.parametrize("entry", [[-1, "00"], ["3", "00"], [3, None], [3], 3, [1.5, "00"], [True, "00"]])
+def test_a_damaged_entry_of_a_file_is_refused(web, tmp_path, entry):
+    path = web.folder / "store" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["shards"][2]["files"]["00002.feats.npy"] = entry
+    path.write_text(json.dumps(manifest))
+    for open_it in (lambda: opened(web, tmp_path / "staged"), lambda: open_store(web.folder / "store")):
+        with pytest.raises(CorpusError, match=r"manifest\.json"):
+            open_it()
 
 
 def test_learners_of_adjacent_shares_stage_their_own_shards_alone(web, tmp_path):

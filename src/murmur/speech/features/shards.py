@@ -248,6 +248,9 @@ def _check_manifest(manifest: Mapping[str, Any]) -> None:
             raise ValueError(f"shard {name!r} of {counts[0]!r} utterances and {counts[1]!r} frames")
         if any(not re.fullmatch(rf"{name}\.[a-z]+\.(npy|txt)", file) for file in shard["files"]):
             raise ValueError(f"shard {name} names files that are not its own: {sorted(shard['files'])}")
+        for size, checksum in shard["files"].values():
+            if type(size) is not int or size < 0 or not isinstance(checksum, str):
+                raise ValueError(f"shard {name} has a file of {size!r} bytes with the checksum {checksum!r}")
         _ = [Problem(**problem) for problem in shard["problems"]]
     if not manifest["shards"]:
         raise ValueError("no shards")
@@ -267,7 +270,7 @@ def _lengths(folder: Path, shard: Mapping[str, Any]) -> npt.NDArray[np.int32]:
 def _part(folder: Path, shard: Mapping[str, Any], end: str) -> bytes:
     """The content of a small file of a shard; that of a remote one is checked."""
     name = f"{shard['name']}.{end}"
-    return fetched(folder / name, shard["files"][name][1]) if is_remote(folder) else (folder / name).read_bytes()
+    return fetched(folder / name, *shard["files"][name]) if is_remote(folder) else (folder / name).read_bytes()
 
 
 class ShardPart(Protocol):

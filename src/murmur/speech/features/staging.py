@@ -77,9 +77,9 @@ class Staging:
                 return
             with atomic_folder(out) as new:
                 self._reserve(new, {name: size for name, (size, _) in files.items()})
-                for name, (_, checksum) in files.items():
+                for name, (size, checksum) in files.items():
                     with (new / name).open("r+b") as file:
-                        fetch(source / name, checksum, file)
+                        fetch(source / name, size, checksum, file)
 
     def _reserve(self, new: Path, sizes: Mapping[str, int]) -> None:
         """Make files of the final sizes, empty on disk, after shards have left that would not fit beside them."""
@@ -114,8 +114,10 @@ def _touch(folder: Path) -> None:
     os.utime(folder, ns=(now, now))
 
 
-def fetch(source: Path, checksum: str, out: BinaryIO) -> None:
-    """Write the content of a file that has this SHA-256; a transfer with another one is repeated once.
+def fetch(source: Path, size: int, checksum: str, out: BinaryIO) -> None:
+    """Write the content of a file of this size and SHA-256; a transfer with another one is repeated once.
+
+    No more than `size` bytes are written, whatever the server sends.
 
     Raises:
         CorpusError: there is no such file.
@@ -125,9 +127,10 @@ def fetch(source: Path, checksum: str, out: BinaryIO) -> None:
         found = hashlib.sha256()
         out.seek(0)
         with opened(source) as file:
-            while block := file.read(BLOCK_BYTES):
+            while (left := size - out.tell()) > 0 and (block := file.read(min(left, BLOCK_BYTES))):
                 found.update(block)
                 out.write(block)
+            found.update(file.read(1))  # longer than its manifest says
         out.truncate()
         if found.hexdigest() == checksum:
             return
@@ -137,8 +140,8 @@ def fetch(source: Path, checksum: str, out: BinaryIO) -> None:
     )
 
 
-def fetched(source: Path, checksum: str) -> bytes:
+def fetched(source: Path, size: int, checksum: str) -> bytes:
     """The content of a small file, as `fetch` writes it."""
     content = io.BytesIO()
-    fetch(source, checksum, content)
+    fetch(source, size, checksum, content)
     return content.getvalue()
