@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,9 @@ from murmur.engine.budget import Budget
 from murmur.engine.checkpoints import checkpoint
 from murmur.engine.checkpoints.position import Position, write_start
 from murmur.engine.optim.optimizer import SGD, Adam, NaturalGradientSGD
+from murmur.engine.record import steps_in
 from murmur.engine.resume import join_late
+from murmur.engine.run_files import JsonLines
 from murmur.engine.schedule import NewBob
 from murmur.engine.trainer import Trainer
 from murmur.strategies import (
@@ -159,6 +162,23 @@ def test_evaluations_after_a_resume_count_steps_from_the_beginning(tmp_path: Pat
     cut_off(whole, tmp_path / "cut", 1000, 1000, resume=True)
     assert steps(tmp_path / "cut") == steps(tmp_path / "whole")
     assert [minibatches for minibatches, _ in steps(tmp_path / "cut")] == [12, 24, 36, 48]
+
+
+@pytest.mark.parametrize("strategy", [KAVG(3), SuperLearners(KAVG(3)), SyncSGD()], ids=named)
+@pytest.mark.parametrize("cuts", [(20,), (37,), (29, 11)])
+def test_each_step_is_recorded_once_when_late_steps_share_lines(
+    strategy: Strategy, cuts: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JsonLines.__init__, "__defaults__", (2,))
+    experiment = Experiment(TASK, strategy, Budget(minibatches=60), SGD(0.1), evaluate_every_epochs=0.5)
+    for number, minibatches in enumerate([*cuts, 1000]):
+        cut_off(experiment, tmp_path, minibatches, 1000, resume=number > 0)
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    steps: Counter[int] = Counter()
+    for record in records:
+        steps[record["learner"]] += steps_in(record)
+    assert set(steps.values()) == {60 // LEARNERS}
+    assert any(record.get("steps", 1) > 1 for record in records)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from murmur.core.world import Seat
 from murmur.engine.budget import Budget
 from murmur.engine.experiment import Experiment
 from murmur.engine.optim.optimizer import SGD
-from murmur.engine.run_files import ChromeTrace
+from murmur.engine.record import steps_in
+from murmur.engine.run_files import ChromeTrace, JsonLines
 from murmur.engine.trainer import Trainer
 from murmur.report.page import write_report
 from murmur.report.read import read_run
@@ -194,6 +195,26 @@ def test_a_resumed_loop_appends_and_another_one_is_refused(tmp_path: Path) -> No
     assert [record["seconds"] for record in steps] == sorted(record["seconds"] for record in steps)
     assert [record["minibatches"] for record in steps] == list(range(2 * STEPS))
     assert (tmp_path / f"trace-until-{STEPS - 1}.json").is_file()
+
+
+def test_a_resumed_loop_has_each_step_once_when_late_steps_share_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JsonLines.__init__, "__defaults__", (2,))
+
+    def part(saved: dict[str, Any] | None, steps: int, more: int) -> dict[str, Any]:
+        model = net()
+        with murmur.join(SyncSGD(), model, optimizer_of(model), PLAN, out=tmp_path) as me:
+            if saved is not None:
+                me.load_state_dict(saved)
+            take_steps(me, model, steps)
+            found = me.state_dict()
+            take_steps(me, model, more)
+            return found
+
+    part(part(None, 11, 4), 9, 0)
+    assert sum(map(steps_in, records(tmp_path))) == 20
+    assert any(record.get("steps", 1) > 1 for record in records(tmp_path))
 
 
 def leave_by(error: BaseException, folder: Path, strategy: Strategy, seat: Seat | None = None) -> None:

@@ -297,6 +297,7 @@ class Checkpointer:
         """Write this learner's part of the checkpoint after `done` minibatches; the leader deletes old checkpoints."""
         if self._checkpoints is None:
             return
+        self._source.recorder.flush()
         tensors, facts = pack(me, self._source, done)
         lowest = self._evaluator.lowest
         facts["best"] = lowest if math.isfinite(lowest) else None

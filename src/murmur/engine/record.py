@@ -103,6 +103,12 @@ def steps_in(found: Mapping[str, Any]) -> int:
     return max(1, steps) if found["kind"] == "step" and isinstance(steps, int) else 0
 
 
+def began(found: Mapping[str, Any]) -> int:
+    """Return the minibatches of the whole run at the first step of a record that was read."""
+    first = found.get("first_minibatches")
+    return first if isinstance(first, int) else found["minibatches"]
+
+
 def forget_records(path: Path, ends: Mapping[str, int], end: int) -> None:
     """Delete damaged lines, an unfinished one, and records from a number of minibatches on (of a kind: `ends`)."""
     if not path.exists():
@@ -110,7 +116,7 @@ def forget_records(path: Path, ends: Mapping[str, int], end: int) -> None:
     kept = []
     for line in FinishedLines(path):
         record = read_line(line)
-        if record is not None and record["minibatches"] < ends.get(record["kind"], end):
+        if record is not None and began(record) < ends.get(record["kind"], end):
             kept.append(line + b"\n")
     write_whole(path, b"".join(kept))
 

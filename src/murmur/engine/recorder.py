@@ -36,6 +36,7 @@ class Recorder:
         self.drawn = 0
         self._by_others = 0.0  # seconds of gradients that were heard of since the previous record
         self._files = ExitStack()
+        self._lines: JsonLines | None = None
 
     def add(self, observer: Observer) -> None:
         self.observers = (*self.observers, observer)
@@ -82,12 +83,17 @@ class Recorder:
 
     def write(self, records: Path, trace: Path | None = None) -> None:
         """Append every further record, and the spans of the learner's trace, to these files."""
-        lines = JsonLines(records)
-        self._files.callback(lines.close)
-        self.add(lines)
+        self._lines = JsonLines(records)
+        self._files.callback(self._lines.close)
+        self.add(self._lines)
         if trace is not None:
             self.seat.trace.sink = spans = ChromeTrace(trace)
             self._files.callback(spans.close)
+
+    def flush(self) -> None:
+        """Write all steps until now, since a run that resumes from this moment keeps their lines."""
+        if self._lines is not None:
+            self._lines.flush()
 
     def end_trace(self, group: Group | None = None) -> None:
         """Write the spans that are left; further ones are dropped. The members of `group` learn that it is done."""

@@ -37,7 +37,7 @@ from murmur.engine.checkpoints.checkpoint import (
 )
 from murmur.engine.checkpoints.position import Claims, Position, go_on, read_start
 from murmur.engine.experiment import Experiment, describe, differences
-from murmur.engine.record import read_line, steps_in
+from murmur.engine.record import began, read_line, steps_in
 from murmur.engine.task import data_of, outputs_of
 from murmur.engine.task_source import TaskSource
 
@@ -237,7 +237,7 @@ def steps_after(records: Path, done: int) -> int:
     if not records.is_file():
         return 0
     read = map(read_line, FinishedLines(records))
-    return sum(steps_in(r) for r in read if r is not None and r["minibatches"] >= done)
+    return sum(steps_in(r) for r in read if r is not None and began(r) >= done)
 
 
 def join_late(source: TaskSource, out: Path) -> None:

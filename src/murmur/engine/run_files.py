@@ -46,17 +46,24 @@ class JsonLines(AppendedFile):
 
     def __init__(self, path: Path, whole: int = WHOLE_STEPS) -> None:
         super().__init__(path)
-        self._thinned = ThinnedRecords(whole)
+        self._thinned, self._adding = ThinnedRecords(whole), threading.Lock()
 
     def __call__(self, record: Record) -> None:
-        for each in self._thinned.add(record):
-            self.append(each.line().encode())
+        self._write(self._thinned.add(record))
+
+    def flush(self) -> None:
+        """Write the steps that wait for others to share their line."""
+        self._write(self._thinned.rest())
+
+    def _write(self, records: Iterable[Record]) -> None:
+        with self._adding:  # activities of a learner may have threads of their own
+            for each in records:
+                self.append(each.line().encode())
 
     def close(self) -> None:
         """Write the steps that are left before the file is closed."""
         try:
-            for each in self._thinned.rest():
-                self.append(each.line().encode())
+            self.flush()
         finally:
             super().close()
 

@@ -36,10 +36,12 @@ class StepsRecord(Record):
         loss: Mean of the losses of the steps.
         compute_seconds, data_seconds, waiting_seconds, communicating_seconds: Sums over the steps.
         steps: Number of steps.
+        first_minibatches: Progress of the whole run at the first of them.
         staleness_counts: Number of steps of each staleness; `staleness` is the largest.
     """
 
     steps: int = 1
+    first_minibatches: int = 0
     staleness_counts: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -52,7 +54,8 @@ class StepsRecord(Record):
         told |= {name: getattr(first, name) + getattr(second, name) for name in SUMMED}
         told["loss"] = (before * first.loss + after * second.loss) / (before + after)
         told["staleness"] = max(counts)
-        return cls(**told, steps=before + after, staleness_counts=dict(sorted(counts.items())))
+        began = first.first_minibatches if isinstance(first, StepsRecord) else first.minibatches
+        return cls(**told, steps=before + after, first_minibatches=began, staleness_counts=dict(sorted(counts.items())))
 
 
 def steps_of(record: Record) -> int:

@@ -24,7 +24,7 @@ from murmur.core.whole_files import FinishedLines, write_whole
 from murmur.core.world import Seat
 from murmur.engine.checkpoints.checkpoint import Checkpoints
 from murmur.engine.experiment import Experiment
-from murmur.engine.record import Record, duration, read_line, steps_in
+from murmur.engine.record import Record, began, duration, read_line, steps_in
 from murmur.engine.stacked import NotStackable, check_stackable, draw_together
 from murmur.engine.trainer import Trainer
 from murmur.execution.processes import run_in_workers
@@ -161,7 +161,7 @@ def behind(out: Path) -> tuple[float, Counter[int], list[float]]:
         return 0.0, done, []
     facts = found.facts
     for record in map(read_line, FinishedLines(out / "records.jsonl")):
-        if record is not None and record["kind"] == "step" and record["minibatches"] < facts["minibatches"]:
+        if record is not None and record["kind"] == "step" and began(record) < facts["minibatches"]:
             done[int(record["learner"])] += steps_in(record)
     with making_sense(out / "checkpoints", "move the newest checkpoint away"):
         return float(facts["seconds"]), done, [float(sent) for sent in facts["counted"].get("sent_bytes", [])]

@@ -413,6 +413,7 @@ class Joined(LearnerData, Recorded):
             RuntimeError: The loop is before its block.
         """
         self._check_entered("state_dict()")
+        self._source.recorder.flush()
         with ordinary_tensors():
             state = {**state_of(self._source, self._answers), "samplers": (self.positions(),)}
             return state | ({"shard": ((self.shard, self.shards),)} if self.shards > 1 else {})
