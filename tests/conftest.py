@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tests.support.forked_python import REAL, ForkServer, install, uninstall
+from tests.support.forked_python import REAL, ForkServer, install, read_at_import, uninstall
 from tests.support.pool import Pool
 
 # The core is tested where the speech libraries are not installed too (a GPU machine without a registry).
@@ -64,6 +65,17 @@ def fork_server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture(autouse=True)
+def _variables(fork_server: ForkServer) -> Iterator[None]:
+    """Fail a test that leaves variables which libraries read at import: programs of later tests would have them."""
+    yield
+    found = read_at_import(os.environ)
+    for name in found.keys() - fork_server.variables.keys():
+        del os.environ[name]
+    os.environ.update(fork_server.variables)
+    assert found == fork_server.variables, "the test has changed variables that libraries read at import"
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -42,6 +43,14 @@ def open_square() -> Callable[[int], tuple[int, int]]:
     return square
 
 
+def open_slow_square() -> Callable[[int], tuple[int, int]]:
+    def slow_square(given: int) -> tuple[int, int]:
+        time.sleep(0.3)  # no worker is done with all before another one begins
+        return square(given)
+
+    return slow_square
+
+
 def square(given: int) -> tuple[int, int]:
     log.warning("input %d", given)
     return given * given, os.getpid()
@@ -66,6 +75,43 @@ def test_preparation_uses_all_cores_of_this_host_or_the_engine() -> None:
 def test_a_process_takes_calls_of_tools_alone() -> None:
     with pytest.raises(TypeError, match="takes calls of tools"):
         ProcessExecutor().submit(len, "four")
+
+
+def open_file(path: Path) -> Callable[[int], str]:
+    content = path.read_text()
+    return lambda _: content
+
+
+def test_tools_are_opened_again_when_a_file_has_another_content(tmp_path: Path) -> None:
+    """As by a worker that lives longer than one command, whose model was trained again in its folder."""
+    file, found = tmp_path / "model", []
+    for content in ("old", "new", "new"):
+        file.write_text(content)
+        call = tasks.Call(Tools.of(partial(open_file, file)), tasks.pickled(0), Demands.of_this_process([file]))
+        found.append(call().done)
+    assert found == ["old", "new", "new"]
+
+
+def test_an_executor_that_is_shut_down_takes_no_tasks_and_cancels_those_that_wait() -> None:
+    process = ProcessExecutor()
+    call = tasks.Call(Tools.of(open_square), tasks.pickled(3))
+    cancelled = [process.submit(call) for _ in range(3)]
+    assert cancelled[2].cancel()
+    assert cancelled[0].result(60).done[0] == 9
+    slow = tasks.Call(Tools.of(open_sleep), tasks.pickled(100_000.0))
+    under_way, waiting = process.submit(slow), process.submit(call)
+    while not under_way.running():
+        time.sleep(0.01)
+    assert process.waiting == 2
+    process.shutdown()
+    assert isinstance(under_way.exception(0), WorkerDied)
+    assert waiting.cancelled()
+    with pytest.raises(RuntimeError, match="shut down"):
+        process.submit(call)
+
+
+def open_sleep() -> Callable[[float], None]:
+    return time.sleep
 
 
 def demands(**changes: object) -> Demands:
@@ -220,7 +266,7 @@ def test_an_input_whose_process_is_killed_is_done_elsewhere(tmp_path: Path) -> N
 @needs_dask
 def test_workers_of_several_threads_are_refused() -> None:
     with (
-        dask_engine(1, threads_per_worker=2, processes=False) as engine,
+        dask_engine(1, threads_per_worker=2) as engine,
         pytest.raises(EngineError, match=r"must have one thread, and .+ has 2"),
     ):
         list(in_order(open_square, range(4), engine))
@@ -241,9 +287,9 @@ MPI_PROGRAM = """
 import os, sys
 from murmur.execution.executors import Engine
 from murmur.execution.processes import in_order
-from tests.execution.test_executors import open_square
+from tests.execution.test_executors import open_slow_square
 if __name__ == "__main__":
-    found = list(in_order(open_square, range(8), Engine("mpi")))
+    found = list(in_order(open_slow_square, range(8), Engine("mpi")))
     print([value for value, _ in found], len({pid for _, pid in found} - {os.getpid()}))
 """
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,49 @@ def test_results_have_their_places_and_errors_are_raised() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         list(run_in_workers([partial(divide, 1), partial(divide, 0)], 1))
     assert "in divide" in raised.value.__notes__[0]
+
+
+def open_nothing() -> Callable[[int], int]:
+    raise ValueError("no such model")
+
+
+def test_an_error_of_opening_has_the_traceback_of_its_process() -> None:
+    with pytest.raises(ValueError, match="no such model") as raised:
+        list(in_order(open_nothing, [1, 2], 2))
+    assert "in open_nothing" in raised.value.__notes__[0]
+
+
+def give_function() -> Callable[[], None]:
+    return lambda: None
+
+
+class Unsendable(Exception):
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object]]:
+        return Unsendable, (lambda: None,)
+
+
+def raise_unsendable() -> None:
+    raise Unsendable("a fault with a lock inside")
+
+
+@pytest.mark.parametrize(("job", "told"), [(give_function, "pickle"), (raise_unsendable, "a lock inside")])
+def test_what_cannot_be_sent_back_is_an_error_of_its_job(job: Callable[[], object], told: str) -> None:
+    with pytest.raises(Exception, match=told) as raised:
+        list(run_in_workers([job], 1))
+    assert not isinstance(raised.value, WorkerDied)
+
+
+def note_and_die(path: Path) -> None:
+    with path.open("a") as file:
+        file.write("x")
+    be_killed()
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_job_is_begun_as_often_as_it_may_be(attempts: int, tmp_path: Path) -> None:
+    with pytest.raises(WorkerDied):
+        list(run_in_workers([partial(note_and_die, tmp_path / "begun")], 1, attempts))
+    assert (tmp_path / "begun").read_text() == "x" * attempts
 
 
 def be_killed() -> None:

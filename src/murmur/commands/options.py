@@ -54,7 +54,8 @@ class Parallel:
     """The workers of a command.
 
     Attributes:
-        jobs: Number of processes, or of Slurm jobs; by default task.jobs of the experiment, or 1.
+        jobs: Number of processes, or of Slurm jobs; by default task.jobs of the experiment, or 1. Workers of
+            dask:ADDRESS and mpi are as many as have been started.
         executor: Place of the work: processes (of this host), dask:ADDRESS, dask:slurm or mpi (docs/many_machines.md).
     """
 
@@ -64,7 +65,7 @@ class Parallel:
     @property
     def chosen(self) -> Jobs | None:
         """The processes or the engine; None if no option is given."""
-        return self.jobs if self.executor is None else Engine(self.executor, self.jobs or 1, progress=True)
+        return self.jobs if self.executor is None else Engine(self.executor, self.jobs, progress=True)
 
 
 @dataclass(frozen=True)

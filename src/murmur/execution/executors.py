@@ -17,7 +17,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Protocol
 
 import torch
@@ -70,7 +70,8 @@ class Engine:
 
     Attributes:
         name: processes, dask:ADDRESS of a scheduler, dask:slurm, or mpi.
-        jobs: number of processes here, or of Slurm jobs; other engines have the workers that they have.
+        jobs: number of processes here, or of Slurm jobs; other engines have the workers that they have. None: that of
+            the experiment, or 1.
         folder: folder that all workers see, for files of the work; None for the system's temporary folder, or the
             working folder if workers may be on other hosts.
         progress: show a bar of the blocks of a pass, on a terminal.
@@ -81,7 +82,7 @@ class Engine:
     """
 
     name: str = HERE
-    jobs: int = 1
+    jobs: int | None = None
     folder: Path | None = None
     progress: bool = False
 
@@ -89,13 +90,18 @@ class Engine:
         kind, _, address = self.name.partition(":")
         if self.name not in (HERE, "mpi") and not (kind == "dask" and address):
             raise EngineError(f"there is no executor {self.name!r}; there are {', '.join(KNOWN)}")
-        if self.jobs < 1:
+        if self.count < 1:
             raise ValueError(f"jobs={self.jobs}: at least one process must work")
+
+    @property
+    def count(self) -> int:
+        """Number of processes or Slurm jobs."""
+        return 1 if self.jobs is None else self.jobs
 
     @property
     def is_this_process(self) -> bool:
         """True if tasks run in this process itself."""
-        return self.name == HERE and self.jobs == 1
+        return self.name == HERE and self.count == 1
 
     @property
     def is_here(self) -> bool:
@@ -110,9 +116,9 @@ class Engine:
             EngineError: a library is missing, or no worker is there.
         """
         if not self.is_here:
-            yield connected(self.name, self.jobs)
+            yield connected(self.name, self.count)
             return
-        here = _Processes(self.jobs)
+        here = _Processes(self.count)
         try:
             yield here
         finally:
@@ -148,23 +154,27 @@ class ProcessExecutor(Executor):
         self._queue = SimpleQueue[tuple[Future[Any], Call] | None]()
         self._started: list[Worker] = []
         self._thread: Thread | None = None
-        self._closed = False
+        self._closed, self._changing = False, Lock()
 
     def submit(self, task: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Give a `Call` to the process."""
         if not isinstance(task, Call) or args or kwargs:
             raise TypeError(f"{task!r} with {len(args) + len(kwargs)} arguments: this executor takes calls of tools")
         future = Future[Any]()
-        self.waiting += 1
-        self._queue.put((future, task))
-        if self._thread is None:
-            self._thread = Thread(target=self._run, daemon=True)
-            self._thread.start()
+        with self._changing:
+            if self._closed:
+                raise RuntimeError("the executor is shut down")
+            self.waiting += 1
+            self._queue.put((future, task))
+            if self._thread is None:
+                self._thread = Thread(target=self._run, daemon=True)
+                self._thread.start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """End the process at once, even in the middle of a task."""
-        self._closed = True
+        """End the process at once, even in the middle of a task; tasks that have not begun are cancelled."""
+        with self._changing:
+            self._closed = True
         for worker in self._started:
             worker.process.kill()
         self._queue.put(None)
@@ -174,9 +184,12 @@ class ProcessExecutor(Executor):
 
     def _run(self) -> None:
         connection: Connection | None = None
-        while (item := self._queue.get()) is not None and not self._closed:
+        while (item := self._queue.get()) is not None:
             future, task = item
+            if self._closed:
+                future.cancel()
             if not future.set_running_or_notify_cancel():
+                self.waiting -= 1
                 continue
             error: BaseException | None = None
             answer: Any = None
@@ -259,11 +272,12 @@ def _serve(connection: Connection) -> None:
             task.open()
             sent.send()
             root.addHandler(sent)
-            answer = task()
+            sent.send(task())
         except Exception as error:
-            sent.send(error=error)
-        else:
-            sent.send(answer)
+            try:
+                sent.send(error=error)
+            except Exception:  # neither the answer nor its error can be pickled
+                sent.send(error=RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 class _Processes:
@@ -334,7 +348,7 @@ class _Dask:
 
     def submit(self, task: Call, slot: int | None) -> Future[Any]:
         workers = sorted(self._present())
-        tasks = Counter(place for place, _ in self._held.values())
+        tasks = Counter(place for place, _ in list(self._held.values()))  # Dask's thread removes some
         place = min(workers, key=lambda each: tasks[each]) if slot is None else workers[slot % len(workers)]
         ours: Future[Any] = Future()
         theirs = self._client.get_executor(pure=False, workers=[place]).submit(task)

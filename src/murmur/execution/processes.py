@@ -53,21 +53,26 @@ def in_processes(jobs: Sequence[Callable[[], Done]], processes: Jobs) -> Iterato
     for number, job in enumerate(jobs):
         left = len(jobs) - number
         elapsed = time.monotonic() - began
-        slow = engine.jobs > 1 and left > 1 and number and elapsed / number * left > START_SECONDS
+        slow = engine.count > 1 and left > 1 and number and elapsed / number * left > START_SECONDS
         if (slow or not engine.is_here) and not in_worker():
-            yield from (done for _, done in run_in_workers(jobs[number:], processes))
+            yield from (done for _, done in run_in_workers(jobs[number:], processes, ATTEMPTS))
             return
         yield job()
 
 
-def run_in_workers(jobs: Sequence[Callable[[], Done]], processes: Jobs) -> Iterator[tuple[int, Done]]:
+def run_in_workers(
+    jobs: Sequence[Callable[[], Done]], processes: Jobs, attempts: int = 1
+) -> Iterator[tuple[int, Done]]:
     """Run picklable jobs as `run_following` does; yield (place of the job in `jobs`, its result) as they finish."""
     places = iter(range(len(jobs)))
-    return run_following(lambda: next(places, None), jobs.__getitem__, processes)
+    return run_following(lambda: next(places, None), jobs.__getitem__, processes, attempts)
 
 
 def run_following(
-    following: Callable[[], Named | None], job_of: Callable[[Named], Callable[[], Done]], processes: Jobs
+    following: Callable[[], Named | None],
+    job_of: Callable[[Named], Callable[[], Done]],
+    processes: Jobs,
+    attempts: int = 1,
 ) -> Iterator[tuple[Named, Done]]:
     """Run jobs whose number is not known before; yield (name of a job, its result) as they finish.
 
@@ -76,12 +81,14 @@ def run_following(
             It is called while fewer jobs are under way than there are processes.
         job_of: function that returns the picklable job of a name.
         processes: largest number of processes, or an engine.
+        attempts: number of processes that may die with a job; more than one for jobs that can be repeated.
 
     Raises:
         Exception: a job raised it, its traceback is added as a note; jobs under way are ended.
-        WorkerDied: a process died with a job, three times.
+        WorkerDied: so many processes died with a job.
     """
     with engine_of(processes).open() as pool, _calls_of(pool, _caller) as calls:
+        calls.attempts, calls.lost_opening = attempts, LOST_JOB
         while True:
             while len(calls.under_way) < pool.width and (name := following()) is not None:
                 calls.send(name, job_of(name))
@@ -203,6 +210,8 @@ class _Calls(Generic[Named, Given, Done]):
     pool: WorkerPool
     tools: Tools
     demands: Demands | None
+    attempts: int = ATTEMPTS
+    lost_opening: str = LOST_LOADING
     under_way: dict[Future[Any], _Given[Named]] = field(default_factory=dict)
 
     def send(self, name: Named, given: Given, slot: int | None = None) -> None:
@@ -223,11 +232,11 @@ class _Calls(Generic[Named, Given, Done]):
                 answer = future.result()
             except WorkerDied as death:
                 given.deaths += 1
-                if given.deaths < ATTEMPTS:
+                if given.deaths < self.attempts:
                     given.slot = None if given.slot is None else (given.slot + 1) % self.pool.width
                     self._submit(given)
                 elif isinstance(death, DiedOpening):
-                    raise WorkerDied(LOST_LOADING) from death
+                    raise WorkerDied(self.lost_opening) from death
                 else:
                     yield given.name, WorkerDied(LOST_INPUT)
             else:

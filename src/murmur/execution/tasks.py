@@ -97,33 +97,42 @@ class Call:
 
     def open(self) -> None:
         """Open the tools, unless they are open or their content is not there."""
-        with suppress(_ToolsMissing):
+        with suppress(_ToolsMissing), _noted():
             _opened(self.tools)
 
     def __call__(self) -> Answer:
         try:
-            if self.demands is None:
-                return self._answer()
-            check_process(self.demands)
-            with chdir(self.demands.folder), _warnings() as warnings:
-                return self._answer()._replace(warnings=tuple(warnings))
+            with _noted():
+                if self.demands is None:
+                    return self._answer()
+                check_process(self.demands)
+                with chdir(self.demands.folder), _warnings() as warnings:
+                    return self._answer(self.demands.files)._replace(warnings=tuple(warnings))
         except _ToolsMissing:
             return Answer(lacks_tools=True)
-        except Exception as error:  # raised again in the process of the command
-            if not isinstance(error, UnfitWorker):
-                error.add_note(traceback.format_exc())
-            raise
 
-    def _answer(self) -> Answer:
-        return Answer(_opened(self.tools)(unpickled(self.given)))
+    def _answer(self, files: tuple[tuple[str, str], ...] = ()) -> Answer:
+        return Answer(_opened(self.tools, files)(unpickled(self.given)))
 
 
 class _ToolsMissing(Exception):
     pass
 
 
+@contextmanager
+def _noted() -> Iterator[None]:
+    """Add the traceback of this process to an error, which is raised again in the process of the command."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, UnfitWorker | _ToolsMissing):
+            error.add_note(traceback.format_exc())
+        raise
+
+
 @lru_cache(maxsize=1)  # the tools of one step of the work: they may be large
-def _opened(tools: Tools) -> Callable[[Any], Any]:
+def _opened(tools: Tools, _files: tuple[tuple[str, str], ...] = ()) -> Callable[[Any], Any]:
+    """The work of the tools, opened again when one of their files, paths with digests, has another content."""
     if tools.content is None:
         raise _ToolsMissing
     with redirect_stderr(StringIO()):  # the process of the command has told the same

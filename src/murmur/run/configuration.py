@@ -180,7 +180,8 @@ def resolved(
             given[name.strip()] = value.strip()
         else:
             others.append(setting)
-    more = [] if jobs is None else [f"task.jobs={engine_of(jobs).jobs}"]
+    count = None if jobs is None else engine_of(jobs).jobs
+    more = [] if count is None else [f"task.jobs={count}"]
     more += [f"task.executor={jobs.name}"] if isinstance(jobs, Engine) else []
     return configure(_made(source, make, given), [*others, *more], strategy, source)
 

@@ -11,6 +11,7 @@ from murmur.cli import app
 from murmur.commands.options import Parallel
 from murmur.execution.executors import Engine
 from murmur.run.configuration import resolved
+from murmur.speech.recognition.trained_run import Wanted
 from murmur.speech.tasks.speech_task import SpeechTask
 
 COMMANDS = {
@@ -41,6 +42,12 @@ def test_a_corpus_is_read_by_this_host(tmp_path: Path) -> None:
     assert "--executor is for features and experiments" in said
 
 
+def test_a_setting_does_not_choose_the_executor_of_a_decoding(tmp_path: Path) -> None:
+    code, said = run("decode", "yesno", "--model", tmp_path, "--set", "task.executor=mpi", "--out", tmp_path / "x")
+    assert code == 1, said
+    assert "--set task.executor is not for decoding: give --executor" in said
+
+
 def test_the_option_sets_the_workers_of_a_task() -> None:
     for given, jobs, name in (
         (Parallel(), 1, "processes"),
@@ -51,5 +58,11 @@ def test_the_option_sets_the_workers_of_a_task() -> None:
         task = resolved("yesno", (), given.chosen).task
         assert isinstance(task, SpeechTask)
         assert task.work == Engine(name, jobs, Path(task.cache), progress=True)
+    task = resolved("yesno", ["task.jobs=4"], Parallel(None, "processes").chosen).task
+    assert isinstance(task, SpeechTask)
+    assert task.work.count == 4
+    assert Wanted(Path("model"), jobs=Parallel(None, "mpi").chosen).work(3) == Engine("mpi", 3, progress=True)
+    assert Wanted(Path("model"), jobs=Parallel(2, "mpi").chosen).work(3) == Engine("mpi", 2, progress=True)
+    assert [Wanted(Path("model"), jobs=jobs).work(3) for jobs in (None, 2)] == [3, 2]
     assert Parallel(4).chosen == 4
     assert Parallel().chosen is None

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from murmur.commands.options import Parallel, Settings, grouped
+from murmur.core.errors import SettingError
 from murmur.core.path_checks import folder_to_write, not_a_folder_of_inputs, not_inputs
 from murmur.core.printable import say
 from murmur.core.whole_files import write_text_whole, write_whole
@@ -95,6 +96,8 @@ def decode(
     """Recognise speech with a trained model, see HELP."""
     out, data = place.out, place.data
     check_places(out, data, (source, *own.files))
+    if any(setting.partition("=")[0].strip() == "task.executor" for setting in settings):
+        raise SettingError("--set task.executor is not for decoding: give --executor")
     jobs = parallel.chosen
     request = lstm.changed(own.request(search))
     run = open_run(Wanted(place.model, source, settings, request, choice=weights, jobs=jobs, data=data))

@@ -57,7 +57,7 @@ def _align(
     material.lost_with({})
     with Workers(cut_into_blocks(material.feats, material.texts), jobs) as workers:
         material.lost_with(workers.gather(search, model, options or AlignOptions()))
-        return workers.gather(passes.alignments_of)
+        return workers.alignments
 
 
 def align_adapted(
@@ -80,7 +80,7 @@ def align_adapted(
         found = estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
         search = partial(passes.realign_pair, unadapted=pair.unadapted, speakers=frozenset(of_adapted(found)))
         material.lost_with(workers.gather(search, pair.adapted, options))
-        return workers.gather(passes.alignments_of)
+        return workers.alignments
 
 
 class PhoneTime(NamedTuple):

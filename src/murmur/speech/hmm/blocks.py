@@ -170,7 +170,11 @@ def cut_into_blocks(
         frames += len(feats[utterance])
     named = speakers or {}
     return [
-        Block({u: feats[u] for u in g}, {u: texts[u] for u in g}, speakers={u: named[u] for u in g if u in named})
+        Block(
+            {u: np.ascontiguousarray(feats[u]) for u in g},  # sums follow the order in memory
+            {u: texts[u] for u in g},
+            speakers={u: named[u] for u in g if u in named},
+        )
         for g in groups
     ]
 
@@ -279,7 +283,7 @@ class Workers:
         inputs = [(stored, b.tids, b.transforms) for stored, b in zip(self._stored, self._blocks, strict=True)]
         found: list[Result] = []
         share = -(-len(inputs) // self._pool.width)
-        opened = partial(_mapped, function, arguments, share + 1)
+        opened = partial(_mapped, function, arguments, 2 * share)  # with room for blocks of slower workers
         results = at_places(self._pool, opened, inputs, self._memory_bytes)
         console = Console(stderr=True)
         hidden = not (self._engine.progress and console.is_terminal)
@@ -292,6 +296,16 @@ class Workers:
                 block.tids = block.tids if tids is None else tids
                 block.transforms = block.transforms if transforms is None else transforms
         return found
+
+    def here(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call function(block, *arguments), which changes alignments or transforms alone, in this process."""
+        for block in self._blocks:
+            function(block, *arguments)
+
+    @property
+    def alignments(self) -> dict[str, IntArray]:
+        """The present alignments of all blocks."""
+        return {utterance: tids for block in self._blocks for utterance, tids in block.tids.items()}
 
     def gather(self, function: Callable[..., Mapping[str, Result]], *arguments: Any) -> dict[str, Result]:
         """The entries of the mappings that a function gives for all blocks."""

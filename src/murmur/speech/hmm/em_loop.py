@@ -160,7 +160,7 @@ class EmLoop:
                 model = refine(number, model)
             history.append(self.report(number, stats, model))
         self.realign(model, most_lost=MAX_LOST)
-        tids = self.workers.gather(passes.alignments_of)
+        tids = self.workers.alignments
         return Trained(model, tids, {**self.material.lost, **self.failed}, tuple(history))
 
     def realign(self, model: HmmGmm, options: AlignOptions | None = None, most_lost: float = MAX_LOST_EARLY) -> None:

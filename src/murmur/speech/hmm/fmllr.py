@@ -243,7 +243,7 @@ def estimate_transforms(
             " given count as speakers of their own",
             *(f"{counted(len(totals), 'speaker')} {are(len(totals))}", config.min_frames),
         )
-    workers.map(use_transforms, {**present, **found})
+    workers.here(use_transforms, {**present, **found})
     return found
 
 

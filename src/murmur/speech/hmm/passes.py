@@ -212,11 +212,6 @@ def _take(block: Block, paths: Mapping[str, BestPath | None]) -> dict[str, str]:
     return {u: "has no path within the retry beam" for u, path in paths.items() if path is None}
 
 
-def alignments_of(block: Block) -> dict[str, IntArray]:
-    """The block's current alignments."""
-    return block.tids
-
-
 def accumulate(block: Block, model: HmmGmm) -> PassStats:
     """The E step over the block's current alignments."""
     feats_NF, tids_N = aligned_frames(block, model)

@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from murmur.core.errors import SettingError
-from murmur.execution.executors import Jobs
+from murmur.execution.executors import Engine, Jobs
 from murmur.run.configuration import resolved
 from murmur.run.folder.contents import RECOGNISER
 from murmur.run.origin import source_of
@@ -256,6 +256,12 @@ class Wanted:
     jobs: Jobs | None = None  # None for those of the experiment
     data: str | None = None  # data to be decoded, a part of the run's corpus or another source
 
+    def work(self, count: int) -> Jobs:
+        """The wanted processes or engine, with `count` where no number is wanted."""
+        if isinstance(self.jobs, Engine) and self.jobs.jobs is None:
+            return replace(self.jobs, jobs=count)
+        return self.jobs or count
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -339,7 +345,7 @@ def open_run(wanted: Wanted) -> TrainedRun:
         network = recogniser.acoustic.build()
         facts = read_into(network, stem)
     told = told_choice(stem, wanted.choice, facts)
-    jobs = wanted.jobs or (jobs if isinstance(jobs, int) and jobs > 0 else 1)
+    jobs = wanted.work(jobs if isinstance(jobs, int) and jobs > 0 else 1)
     return TrainedRun(recogniser, network.eval(), stem, name, told, origin, jobs, grammar)
 
 

@@ -97,7 +97,7 @@ class Inputs:
     def processes(self) -> Jobs:
         """The processes, of this host at most one for each unit."""
         engine = engine_of(self.jobs)
-        return min(engine.jobs, len(self.units)) if engine.is_here else engine
+        return min(engine.count, len(self.units)) if engine.is_here else engine
 
     @property
     def is_done_here(self) -> bool:
@@ -150,7 +150,8 @@ def transcribe_with_export(inputs: Inputs, model: Path, beams: Mapping[str, floa
     """Transcribe with an export folder; return the number of unreadable files."""
     here = exported_transcriber(model, beams, longest)
     several = partial(exported_transcriber, model, beams, longest, threads=1)
-    return _do_all(inputs, (lambda: here) if inputs.is_done_here else several, [model / "metadata.json"])
+    files = sorted(filter(Path.is_file, model.iterdir()))
+    return _do_all(inputs, (lambda: here) if inputs.is_done_here else several, files)
 
 
 def transcribe_with_run(inputs: Inputs, run: TrainedRun, wanted: Wanted, request: SearchRequest, longest: float) -> int:
