@@ -97,7 +97,9 @@ def test_any_number_of_processes_makes_the_same_bytes(half, targets, monkeypatch
         monkeypatch.setattr(processes, "START_SECONDS", 0.0)
         return make(*shards_and_how, **more)
 
-    monkeypatch.setattr(processes, "run_in_workers", lambda jobs, number, n: began.append(number) or run(jobs, number, n))
+    monkeypatch.setattr(
+        processes, "run_in_workers", lambda jobs, number, n: began.append(number) or run(jobs, number, n)
+    )
     monkeypatch.setattr(hybrid_data, "whole_host", lambda _: 2)
     monkeypatch.setattr(hybrid_data, "make", at_once)  # the features were made here, to save time
     together = HybridData.prepare(replace(half, cache=tmp_path / "other"), targets).train.folder
