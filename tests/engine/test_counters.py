@@ -112,8 +112,9 @@ class Poison:
         patch.setattr(TaskSource, "apply", applied)
 
 
-def run(strategy: Strategy, task: Bad, world: World, poison: Poison) -> None:
-    experiment = Experiment(task, strategy, Budget(minibatches=MINIBATCHES), SGD(0.1, momentum=0.9, weight_decay=1e-3))
+def run(strategy: Strategy, task: Bad, world: World, poison: Poison, **more: int) -> None:
+    optimizer = SGD(0.1, momentum=0.9, weight_decay=1e-3)
+    experiment = Experiment(task, strategy, Budget(minibatches=MINIBATCHES), optimizer, **more)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         poison.into(patch)
         outcomes = world.run(Trainer(experiment, world)._train)
@@ -149,7 +150,9 @@ def test_it_stays_where_it_is(strategy: Strategy) -> None:
 @pytest.mark.timeout(60)
 def test_it_stays_where_it_is_in_threads(strategy: Strategy) -> None:
     world = ThreadWorld(LEARNERS, timeout_seconds=20, delay=lambda learner: 1e-3 * learner)
-    run(strategy, Bad(samples=8, per_epoch=20, at=17, what="gradient"), world, Poison(1, 6))
+    task = Bad(samples=8, per_epoch=20, at=17, what="gradient")
+    # On a busy host a learner may do many of these short rounds before the thread of another one answers.
+    run(strategy, task, world, Poison(1, 6), most_skipped=MINIBATCHES)
 
 
 def test_a_learner_alone_stops_with_advice() -> None:
