@@ -194,10 +194,10 @@ def test_two_trials_that_diverged_leave_the_rule() -> None:
 def test_missing_runs_are_made_until_no_study_asks_for_more() -> None:
     """In the order of the stages, each once; causes only where a verdict is not good."""
     known, stages = dict[str, Row](), []
-    plan = {}
-    while cells := missing(ALL, known, list(SETUPS)):
-        plan = {each.cell.digest: each.stage for each in whole(ALL, known)}
-        now = [plan[cell.digest] for cell in cells]
+    left = whole(ALL, known)
+    assert missing(ALL, known, list(SETUPS)) == [each.cell for each in left if not each.known]
+    while cells := [each.cell for each in left if not each.known]:
+        now = [each.stage for each in left if not each.known]
         assert now == sorted(now)
         stages += now
         assert len({cell.digest for cell in cells}) == len(cells)
@@ -205,9 +205,10 @@ def test_missing_runs_are_made_until_no_study_asks_for_more() -> None:
             before = known.get(cell.digest)  # the best of trials with all frames is decoded afterwards
             assert before is None or (cell.decoded and before["errors"] is None)
             known[cell.digest] = invented(cell)
+        left = whole(ALL, known)
     assert stages[0] == BASE
     assert NO_LOSS in stages
-    left = whole(ALL, known)
+    assert not missing(ALL, known, list(SETUPS))
     assert all(each.known for each in left)
     assert {each.cell.digest for each in left} == set(known)
 
