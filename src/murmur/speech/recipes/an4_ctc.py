@@ -18,6 +18,7 @@ from pathlib import Path
 
 from murmur.engine.experiment import Experiment
 from murmur.speech.features.augment import SpecAugment
+from murmur.speech.models import Blstm
 from murmur.speech.recipes.hybrid import trained
 from murmur.speech.tasks.ctc import CtcTask
 from murmur.speech.tasks.graph_sources import CTC_SEARCH
@@ -30,8 +31,7 @@ def experiment() -> Experiment:
         corpus=Path("corpora/an4_mfcc"),
         units="char",
         lexicon=Path("an4.dic"),
-        hidden=128,
-        dropout=0.3,
+        network=Blstm(hidden=128, layers=2, dropout=0.3, stack=3),
         cmvn="speaker",
         decoding=replace(CTC_SEARCH, grammar="an4.ug.lm"),
         augment=SpecAugment(tempo=0.15, time_masks=2, time_frames=15, bin_masks=1, bins=4),

@@ -12,6 +12,7 @@ from murmur.core.facts import Facts
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import Adam
 from murmur.speech.features.augment import SpecAugment
+from murmur.speech.models import Blstm
 from murmur.speech.tasks.ctc import CtcTask
 from murmur.strategies import ALL, EASGD, KAVG, Compressed, ParameterAveraging, QuasiGlobal
 from murmur.testing.strategies import plain_loop
@@ -43,9 +44,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> CtcTask:
     return CtcTask(
         corpus=root,
         units="phone",
-        hidden=6,
-        layers=1,
-        stack=4,
+        network=Blstm(6, 1, 0.1, 4),
         minibatch_size=4,
         augment=SpecAugment(time_masks=0, bin_masks=0),
         cache=root / "cache",
