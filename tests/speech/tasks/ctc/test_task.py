@@ -164,7 +164,9 @@ def shuffled(split: SplitData) -> SplitData:
 
 @pytest.mark.slow
 def test_shuffled_transcripts_ruin_the_word_error_rate(tmp_path):
-    honest = CtcTask(digits=Digits(train=400, dev=60, test=60), network=Blstm(64, 2, 0.1, 3), minibatch_size=8, cache=tmp_path)
+    honest = CtcTask(
+        digits=Digits(train=400, dev=60, test=60), network=Blstm(64, 2, 0.1, 3), minibatch_size=8, cache=tmp_path
+    )
     assert honest.test(train(honest, 8)).figures["wer"] < 30
     leaky = replace(honest)
     object.__setattr__(leaky, "data", replace(honest.data, train=shuffled(honest.data.train)))
