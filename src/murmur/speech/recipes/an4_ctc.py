@@ -27,7 +27,19 @@ from murmur.strategies import KAVG
 
 def experiment() -> Experiment:
     """Characters, speaker CMVN, strong dropout and masking; K-step averaging; the corpus' unigrams in the graph."""
-    task = CtcTask(
+    return trained(
+        system(),
+        epochs=36,
+        rate=3e-3,
+        evaluate_every_epochs=6.0,
+        strategy=KAVG(K=4, moments="averaged"),
+        max_gradient_norm=0.02,
+    )
+
+
+def system() -> CtcTask:
+    """The task, from which the recipe with a Conformer is made."""
+    return CtcTask(
         corpus=Path("corpora/an4_mfcc"),
         units="char",
         lexicon=Path("an4.dic"),
@@ -35,12 +47,4 @@ def experiment() -> Experiment:
         cmvn="speaker",
         decoding=replace(CTC_SEARCH, grammar="an4.ug.lm"),
         augment=SpecAugment(tempo=0.15, time_masks=2, time_frames=15, bin_masks=1, bins=4),
-    )
-    return trained(
-        task,
-        epochs=36,
-        rate=3e-3,
-        evaluate_every_epochs=6.0,
-        strategy=KAVG(K=4, moments="averaged"),
-        max_gradient_norm=0.02,
     )
