@@ -49,9 +49,14 @@ def test_attention_is_that_of_loops(reach: int | None) -> None:
     x_NUD, lengths = torch.randn(3, 6, 8, dtype=torch.float64), [6, 4, 1]
     blank = padding(x_NUD, torch.tensor(lengths))
     found = module(x_NUD, waves(x_NUD), unseen(x_NUD, blank, reach))
+    totals = torch.zeros(2, dtype=torch.float64)
     for row, frames in enumerate(lengths):
         alone = attended(module, x_NUD[row, :frames], 100 if reach is None else reach)
         torch.testing.assert_close(found[row, :frames], alone, rtol=1e-9, atol=1e-6)  # waves are of float32
+        totals = totals + torch.stack([found[row, :frames].square().sum(), alone.square().sum()])
+    mine, theirs = (torch.autograd.grad(total, list(module.parameters()), retain_graph=True) for total in totals)
+    for gradient, wanted in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-5)
     if reach is None:
         torch.testing.assert_close(module(x_NUD, waves(x_NUD), None)[0], found[0])
 
