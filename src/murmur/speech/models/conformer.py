@@ -156,9 +156,8 @@ class RelativeAttention(nn.Module):
     def forward(self, x_NUD: Tensor, waves_PD: Tensor, unseen_NUU: Tensor | None = None) -> Tensor:
         """y_NUD; frame i does not read frame j where `unseen_NUU` is True."""
         query_NHUK, key_NHUK, value_NHUK = (self._split(part) for part in self.inner(x_NUD).chunk(3, -1))
-        by_distance_NHUP = (query_NHUK + self.position_bias[:, None]) @ self._split(self.positions(waves_PD)).transpose(
-            1, 2
-        )
+        places_HKP = self._split(self.positions(waves_PD)).transpose(1, 2)
+        by_distance_NHUP = (query_NHUK + self.position_bias[:, None]) @ places_HKP
         scores_NHUU = by_frame(by_distance_NHUP) / math.sqrt(self.size)
         if unseen_NUU is not None:
             scores_NHUU = scores_NHUU.masked_fill(unseen_NUU[:, None], -math.inf)
