@@ -147,7 +147,7 @@ class RelativeAttention(nn.Module):
 
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.size, self.dropout = heads, hidden // heads, dropout
+        self.heads, self.size, self.dropout = heads, hidden // heads, nn.Dropout(dropout)
         self.inner = nn.Linear(hidden, 3 * hidden)
         self.positions = nn.Linear(hidden, hidden, bias=False)
         self.content_bias, self.position_bias = (nn.Parameter(torch.zeros(heads, self.size)) for _ in range(2))
@@ -158,16 +158,11 @@ class RelativeAttention(nn.Module):
         query_NHUK, key_NHUK, value_NHUK = (self._split(part) for part in self.inner(x_NUD).chunk(3, -1))
         places_HKP = self._split(self.positions(waves_PD)).transpose(1, 2)
         by_distance_NHUP = (query_NHUK + self.position_bias[:, None]) @ places_HKP
-        scores_NHUU = by_frame(by_distance_NHUP) / math.sqrt(self.size)
+        contents_NHUU = (query_NHUK + self.content_bias[:, None]) @ key_NHUK.transpose(2, 3)
+        scores_NHUU = (contents_NHUU + by_frame(by_distance_NHUP)) / math.sqrt(self.size)
         if unseen_NUU is not None:
             scores_NHUU = scores_NHUU.masked_fill(unseen_NUU[:, None], -math.inf)
-        mean_NHUK = functional.scaled_dot_product_attention(
-            query_NHUK + self.content_bias[:, None],
-            key_NHUK,
-            value_NHUK,
-            attn_mask=scores_NHUU,  # added to the scores of the contents
-            dropout_p=self.dropout if self.training else 0.0,
-        )
+        mean_NHUK = self.dropout(scores_NHUU.softmax(-1)) @ value_NHUK
         return self.output(mean_NHUK.transpose(1, 2).flatten(2))
 
     def _split(self, x_UD: Tensor) -> Tensor:
