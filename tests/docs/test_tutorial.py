@@ -20,7 +20,7 @@ COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) fo
 SUBCOMMANDS = {"lm": 1}  # number of subcommand words after a command's name
 ONE = ["--threads", "1"]
 QUICK = ["--set", "budget.epochs=0.1", "--set", "task.network.hidden=16", *ONE]
-SMALL = ["--set", "task.hidden=8", "--set", "task.layers=1", *ONE]
+SMALL = ["--set", "task.network.hidden=8", "--set", "task.network.layers=1", *ONE]
 USEFUL_PERCENT = 30.0
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not instal
 from murmur.speech.corpus.kaldi_dir import read_table
 from tests.support.plateaus import make_set
 
-OPTIONS = ("task.hidden=12", "task.layers=1", "task.stack=1", "budget.epochs=6", "evaluate_every_epochs=3")
+OPTIONS = ("task.network=Blstm(hidden=12, layers=1)", "budget.epochs=6", "evaluate_every_epochs=3")
 
 
 def run(*words: object) -> tuple[int, str]:

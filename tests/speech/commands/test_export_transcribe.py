@@ -53,6 +53,12 @@ def ctc(corpus):
     return train_ctc(corpus)
 
 
+@pytest.fixture(scope="module")
+def conformer(corpus):
+    network = "Conformer(hidden=16, layers=1, heads=2, kernel=5, dropout=0.0, stack=3)"
+    return train_ctc(corpus, "conformer", f"task.network={network}")
+
+
 @pytest.fixture
 def speech(tmp_path):
     path = tmp_path / "said.wav"
@@ -131,8 +137,10 @@ def test_stream_says_the_same(hybrid, speech, tmp_path, monkeypatch, capsys):
     assert by_example(monkeypatch, capsys, out, speech) == " ".join(WORDS)
 
 
+@pytest.mark.parametrize("model", ["ctc", "conformer"])
 @pytest.mark.parametrize("grammar", ["greedy", "loop"])
-def test_ctc_says_the_same_everywhere(ctc, speech, tmp_path, monkeypatch, capsys, grammar):
+def test_ctc_says_the_same_everywhere(request, speech, tmp_path, monkeypatch, capsys, model, grammar):
+    ctc = request.getfixturevalue(model)
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
     out = tmp_path / "exported"
     assert run("export", ctc, "--out", out, "--grammar", grammar)[0] == 0
@@ -166,13 +174,14 @@ def elsewhere(corpus, tmp_path):
         ("hybrid", ("--cmvn", "global", "--kind", "stream")),
         ("ctc", ("--grammar", "greedy")),
         ("ctc", ("--grammar", "loop", "--penalty", "0.5", "--scale", "0.7")),
+        ("conformer", ("--grammar", "loop")),
     ],
 )
 def test_an_export_transcribes_alone(request, speech, tmp_path, elsewhere, model, options):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
     folder, out = request.getfixturevalue(model), tmp_path / "exported"
     assert run("export", folder, "--out", out, *options)[0] == 0
-    same = [w for o, v in zip(options[::2], options[1::2], strict=True) if model == "ctc" for w in (o, v)]
+    same = [w for o, v in zip(options[::2], options[1::2], strict=True) if model != "hybrid" for w in (o, v)]
     wanted = json.loads(transcribed(folder, speech, "--format", "json", *same))
     found = json.loads(transcribed(elsewhere(out), speech, "--format", "json"))
     for mine, other in zip(found.pop("words"), wanted.pop("words"), strict=True):
