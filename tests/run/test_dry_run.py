@@ -159,4 +159,4 @@ def test_how_busy_the_machine_was_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "on an idle machine (this one is busy: 4.1 times as long)" in preparation.preparation_lines(missing)[-1]
     monkeypatch.setattr(timed.os, "getloadavg", lambda: (0.1, 0.0, 0.0))
     assert timed.busy_line() == "this machine was idle (load average 0.1, 2 cores)"
-    assert "busy" not in preparation.preparation_lines(missing)[-1]
+    assert "this one is busy" not in preparation.preparation_lines(missing)[-1]
