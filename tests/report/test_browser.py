@@ -107,6 +107,16 @@ def test_nothing_overflows(width: int, report: Path, tmp_path: Path) -> None:
 
 
 @browser
+def test_a_table_that_is_cut_shows_that_it_scrolls(report: Path, tmp_path: Path) -> None:
+    script = """
+      const cut = [...d.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth);
+      document.title = JSON.stringify(cut.map(e => w.getComputedStyle(e).backgroundAttachment))"""
+    found = opened(report, tmp_path, 390, script)
+    assert found
+    assert set(found) == {"local, local, scroll, scroll"}  # grounds that move with the table over shadows that stay
+
+
+@browser
 def test_keys_tell_values_and_switches_hide_runs(report: Path, tmp_path: Path) -> None:
     script = """
       const figure = d.querySelector('figure[data-curves]'), plot = figure.querySelector('.plot'), said = [];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ from tests.support.tone_runs import ctc_settings, train_ctc, train_hybrid
 from tests.support.tones import RATE, make_tones, tones
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "decode_export.py"
+PAGE = EXAMPLE.parents[1].joinpath("docs", "export.md").read_text(encoding="utf-8")
 WORDS = ["ANNA", "BOB", "NOB"]
 
 
@@ -67,26 +69,15 @@ def speech(tmp_path):
 
 
 def by_sherpa(export, path):
-    """Words by sherpa-onnx in a separate process, because sherpa-onnx ends the process on invalid input."""
+    """Words by the program of docs/export.md in a separate process, which sherpa-onnx ends on invalid input."""
     pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed (pip install murmur[deploy])")
-    code = """
-import json, pathlib, sys, soundfile, sherpa_onnx
-export, path = map(pathlib.Path, sys.argv[1:])
-facts, graph = json.loads((export / "metadata.json").read_text()), export / "graph.fst"
-r = sherpa_onnx.OfflineRecognizer.from_zipformer_ctc(
-    model=str(export / "model.onnx"), tokens=str(export / "tokens.txt"), sample_rate=int(facts["sample_rate"]),
-    feature_dim=int(facts["feature_dim"]), ctc_graph=str(graph) if graph.is_file() else "")
-s = r.create_stream()
-samples, rate = soundfile.read(path, dtype="float32")
-s.accept_waveform(rate, samples)
-r.decode_stream(s)
-if not graph.is_file():
-    sys.exit(print(s.result.text.strip()))
-words = dict(reversed(line.split()) for line in (export / "words.txt").read_text().splitlines())
-print(" ".join(words[str(label)] for label in s.result.words))
-"""
-    command = [sys.executable, "-c", code, export, path]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    if not (export / "graph.fst").is_file():
+        code = code.replace('ctc_graph="exported/graph.fst",', "").partition("words = ")[0]
+        code += "print(stream.result.text.strip())"
+    code = code.replace("exported/", f"{export}/").replace("talk.wav", str(path))
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 
