@@ -13,7 +13,7 @@ PLACEHOLDER = ".invalid"  # a domain that can never exist (RFC 2606)
 OLD = (  # names under which a package index has other software
     re.compile(r"""pip +install +[^\n`|&;#)]*(?<![-\w/.@'"])['"]?murmur(?![-\w/.])"""),
     re.compile(r"\bmurmur\\*\["),
-    re.compile(r"""(version|requires|distribution|metadata)\(["']murmur["']\)"""),
+    re.compile(r"""(version|requires|distribution|metadata)\((?:"murmur"|'murmur')\)"""),
 )
 
 
@@ -43,7 +43,7 @@ def address(root: Path = ROOT) -> str:
 
 def old_names(text: str) -> list[str]:
     """Return the lines of a text that install, or look up, a distribution called murmur."""
-    return [line.strip() for line in text.splitlines() if any(form.search(line) for form in OLD)]
+    return [line.strip() for line in text.splitlines() if "murmur" in line and any(form.search(line) for form in OLD)]
 
 
 def disagreements(root: Path = ROOT) -> list[str]:

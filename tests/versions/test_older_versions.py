@@ -1,7 +1,8 @@
 """Runs and exports of older versions, kept for ever in folders of their versions, are read by this one.
 
-Each folder holds `toy`, a run of two learners by `KAVG`, and `ctc`, a recogniser of tones, with its `export`. Of `ctc`
-the checkpoints, the trace and five of six steps of the records have been removed. `said.wav` says ANNA BOB NOB in tones.
+Each folder holds `toy`, a run of two learners by `KAVG`, and `ctc`, a recogniser of tones, with its `export`. Of
+`ctc` the checkpoints, the trace and five of six steps of the records have been removed. `said.wav` says ANNA BOB NOB in
+tones; the corpus of `ctc` is that of `tests.support.tones.make_tones`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ def again(run: Path, *more: str) -> list[str]:
     return [*words, *settings, "--threads", "1", "--out", str(run), "--resume"]
 
 
+def needs(module: str, extra: str) -> None:
+    pytest.importorskip(module, reason=f"{module} is not installed (pip install 'murmur-asr[{extra}]')")
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -51,8 +56,7 @@ def test_the_first_version_is_kept() -> None:
 
 
 def test_report(kept: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
-    pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
+    needs("matplotlib", "viz")
     status, told = murmur("report", kept / "toy", kept / "ctc", "--out", kept / "report.html")
     assert status == 0, told
     page = (kept / "report.html").read_text()
@@ -95,29 +99,23 @@ def test_a_resume_with_another_model_is_refused_and_changes_nothing(kept: Path) 
 
 
 def test_recognition_with_a_run(kept: Path) -> None:
-    pytest.importorskip(
-        "kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])"
-    )
+    needs("kaldi_hmm_gmm", "speech")
     status, told = murmur("transcribe", kept / "ctc", HERE / "said.wav", "--grammar", "loop")
     assert status == 0, told
     assert SPOKEN in told
 
 
 def test_recognition_with_an_export(kept: Path) -> None:
-    pytest.importorskip(
-        "kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])"
-    )
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
+    needs("kaldi_hmm_gmm", "speech")
+    needs("onnxruntime", "deploy")
     status, told = murmur("transcribe", kept / "export", HERE / "said.wav")
     assert status == 0, told
     assert SPOKEN in told
 
 
 def test_an_export_of_an_older_run(kept: Path) -> None:
-    pytest.importorskip(
-        "kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])"
-    )
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
+    needs("kaldi_hmm_gmm", "speech")
+    needs("onnxruntime", "deploy")
     status, told = murmur("export", kept / "ctc", "--to", "onnx", "--out", kept / "new")
     assert status == 0, told
     differing = [json.loads((kept / name / "metadata.json").read_text())["sample_rate"] for name in ("export", "new")]
