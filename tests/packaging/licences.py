@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
 
 PERMISSIVE = re.compile(
-    r"(apache|mit\b|mit-|bsd|0bsd|3-clause bsd|isc\b|psf|python software foundation|zlib|cc0|bsl|llvm-exception|hpnd"
+    r"(apache|mit\b|mit-|bsd|0bsd|3-clause bsd|iscl?\b|psf|python software foundation|zlib|cc0|bsl|llvm-exception|hpnd"
     r"|unlicense|dfsg approved|mozilla|mpl)",
     re.IGNORECASE,
 )  # MPL-2.0 binds changes of its own files alone

@@ -86,8 +86,11 @@ def licences(scratch: Path) -> None:
         Failed: a licence is not known to be compatible.
     """
     rows = json.loads(run([str(everything(scratch)), str(ROOT / "tests/packaging/licences.py")], scratch))
-    lines = ["| distribution | version | licence |", "|---|---|---|"]
-    lines += [f"| {name} | {version} | {licence or NAMED[name][1]} |" for name, version, licence in rows]
+    lines = ["| distribution | version | licence | note |", "|---|---|---|---|"]
+    lines += [
+        f"| {name} | {version} | {stated or '-'} | {NAMED.get(name.lower(), ('', ''))[1]} |"
+        for name, version, stated in rows
+    ]
     FOUND.mkdir(exist_ok=True)
     (FOUND / "licences.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if wrong := refused(rows):

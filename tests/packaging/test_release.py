@@ -152,6 +152,7 @@ def test_licences_of_the_dependencies_that_are_installed_here_are_compatible() -
     ("name", "licence", "compatible"),
     [("a", "MIT", True), ("a", "Apache-2.0 AND (MIT OR BSD-3-Clause)", True), ("a", "GPL-3.0-or-later", False),
      ("a", "MIT AND GPL-2.0-only", False), ("a", "MIT License; GNU General Public License", False), ("a", "", False),
+     ("a", "ISC License (ISCL)", True),
      ("a", "Proprietary", False), ("a", "LGPL-2.1-or-later", False), ("soxr", "LGPL-2.1-or-later", True),
      ("soxr", "GPL-3.0-or-later", False), ("espeakng-loader", "Proprietary", False)],
 )  # fmt: skip
