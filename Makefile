@@ -119,7 +119,7 @@ wheel-check: dist
 # What a release needs: the same bytes from a second build, the wheel with each extra, the demo, the package page, and
 # licences and bill of materials in release/; an hour. Status 3: all hold, and something is left to set at publication.
 release-check: dist
-	.venv-dist/bin/pip install --quiet --disable-pip-version-check -c constraints.txt twine cyclonedx-bom
+	.venv-dist/bin/pip install --quiet --disable-pip-version-check -c constraints.txt twine 'readme_renderer[md]' cyclonedx-bom
 	$(DATED) .venv-dist/bin/python -m tests.packaging.release_check
 
 clean:
