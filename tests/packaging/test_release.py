@@ -134,6 +134,12 @@ def test_relative_links_of_a_page_are_found() -> None:
     assert relative_links(html) == ["docs/x.md", "docs/a.svg"]
 
 
+def test_the_image_is_built_from_all_files_that_the_build_reads() -> None:
+    copied = re.findall(r"(?m)^COPY (pyproject.*) \./$", (ROOT / "Dockerfile").read_text(encoding="utf-8"))[0].split()
+    sent = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE"} <= set(copied) & {name[1:] for name in sent}
+
+
 def test_every_extra_of_users_is_installed_by_the_wheel_check() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert set(MAY_LACK) == set(extras) - DEVELOPMENT
