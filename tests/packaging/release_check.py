@@ -39,7 +39,7 @@ def build(scratch: Path) -> None:
     copy, again = scratch / "copy", scratch / "again"
     for path in tracked():
         (copy / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy / path.relative_to(ROOT))
+        shutil.copy(path, copy / path.relative_to(ROOT))
     run([sys.executable, "-m", "build", "--outdir", str(again), str(copy)], scratch)
     first, second = digests(DIST), digests(again)
     if different := sorted(name for name in first | second if first.get(name) != second.get(name)):
