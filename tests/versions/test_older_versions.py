@@ -122,5 +122,5 @@ def test_an_export_of_an_older_run(kept: Path) -> None:
     needs("onnxruntime", "deploy")
     status, told = murmur("export", kept / "ctc", "--to", "onnx", "--out", kept / "new")
     assert status == 0, told
-    differing = [json.loads((kept / name / "metadata.json").read_text())["sample_rate"] for name in ("export", "new")]
-    assert differing[0] == differing[1]
+    rates = {json.loads((kept / name / "metadata.json").read_text())["sample_rate"] for name in ("export", "new")}
+    assert rates == {"8000"}
