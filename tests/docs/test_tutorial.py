@@ -28,7 +28,7 @@ USEFUL_PERCENT = 30.0
 def test_options_exist(line: str) -> None:
     program, name, *words = shlex.split(line)
     assert program == "murmur"
-    pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+    pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
     command = [name, *words[: SUBCOMMANDS.get(name, 0)]]
     told = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
     assert told.exit_code == 0, told.output

@@ -11,8 +11,8 @@ import pytest
 from tests.support.browsing import browser, opened
 from tests.support.folders import charts, random_rows, write_run
 
-pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
-pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
+pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
+pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
 
 from murmur.report.drawn import THEME
 from murmur.report.page import write_report

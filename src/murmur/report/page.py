@@ -91,7 +91,7 @@ def write_curve(runs: Sequence[Path], out: Path) -> Path:
 def check_installed() -> None:
     """Check that matplotlib and jinja2 are installed; otherwise raise ReportError."""
     if jinja2 is None or mpl is None:
-        raise ReportError("a report needs matplotlib and jinja2: pip install 'murmur[viz]'")
+        raise ReportError("a report needs matplotlib and jinja2: pip install 'murmur-asr[viz]'")
 
 
 def sections(runs: Sequence[Run]) -> dict[str, list[Figure]]:

@@ -80,7 +80,7 @@ def test_scaling_skips_what_cannot_be_split_into_nodes(tmp_path: Path) -> None:
     rows = scaled(SuperLearners(ADPSGD(), 4), lambda n: replace(CLUSTER, learners=n), lambda _: WORK, [1, 2, 4, 8])
     assert [row.learners for row in rows] == [4, 8]
     assert shown(SuperLearners(ADPSGD(), 4)) == "SuperLearners(outer=ADPSGD(mixing=ring), node_size=4)"
-    pytest.importorskip("matplotlib", reason="drawing needs matplotlib (pip install murmur[viz])")
+    pytest.importorskip("matplotlib", reason="drawing needs matplotlib (pip install murmur-asr[viz])")
     draw_scaling({"nodes": rows}, tmp_path / "scaling.svg", "title")
     assert "<svg" in (tmp_path / "scaling.svg").read_text()
 

@@ -12,7 +12,7 @@ from murmur.cli import app
 from murmur.speech.commands.decode import write_results
 from murmur.speech.recognition.decoding import Decoding
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.corpus.kaldi_dir import read_table
 from tests.support.plateaus import make_set

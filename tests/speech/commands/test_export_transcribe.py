@@ -20,7 +20,7 @@ from murmur.speech.features.shards import sha256_of
 from murmur.speech.recognition.export import digest_of
 from murmur.speech.recognition.run_records import IRRELEVANT
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 import soundfile
 import soxr
@@ -70,7 +70,7 @@ def speech(tmp_path):
 
 def by_sherpa(export, path):
     """Words by the program of docs/export.md in a separate process, which sherpa-onnx ends on invalid input."""
-    pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed (pip install murmur[deploy])")
+    pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed (pip install murmur-asr[deploy])")
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     if not (export / "graph.fst").is_file():
         code = code.replace('ctc_graph="exported/graph.fst",', "").partition("words = ")[0]
@@ -97,7 +97,7 @@ def transcribed(model, path, *options):
 
 def test_hybrid_says_the_same_everywhere(hybrid, speech, tmp_path, monkeypatch, capsys):
     assert transcribed(hybrid, speech) == " ".join(WORDS)
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     code, told, said = run("export", hybrid, "--to", "onnx", "--out", out)
     assert code == 0, said
@@ -110,7 +110,7 @@ def test_hybrid_says_the_same_everywhere(hybrid, speech, tmp_path, monkeypatch, 
 
 
 def test_stream_says_the_same(hybrid, speech, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "stream"
     code, _, said = run("export", hybrid, "--out", out, "--kind", "stream")
     assert (code, out.exists()) == (1, False)
@@ -132,7 +132,7 @@ def test_stream_says_the_same(hybrid, speech, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("grammar", ["greedy", "loop"])
 def test_ctc_says_the_same_everywhere(request, speech, tmp_path, monkeypatch, capsys, model, grammar):
     ctc = request.getfixturevalue(model)
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     assert run("export", ctc, "--out", out, "--grammar", grammar)[0] == 0
     assert transcribed(ctc, speech, "--grammar", grammar) == " ".join(WORDS)
@@ -169,7 +169,7 @@ def elsewhere(corpus, tmp_path):
     ],
 )
 def test_an_export_transcribes_alone(request, speech, tmp_path, elsewhere, model, options):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     folder, out = request.getfixturevalue(model), tmp_path / "exported"
     assert run("export", folder, "--out", out, *options)[0] == 0
     same = [w for o, v in zip(options[::2], options[1::2], strict=True) if model != "hybrid" for w in (o, v)]
@@ -185,7 +185,7 @@ def test_an_export_transcribes_alone(request, speech, tmp_path, elsewhere, model
 
 
 def test_an_export_cannot_be_given_other_insides(hybrid, speech, tmp_path):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     assert run("export", hybrid, "--out", out)[0] == 0
     assert transcribed(out, speech, "--beam", 20, "--lattice-beam", 3) == " ".join(WORDS)
@@ -238,7 +238,7 @@ def without(key):
     ],
 )
 def test_a_damaged_export_is_named(ctc, speech, tmp_path, name, damage):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     assert run("export", ctc, "--out", out, "--grammar", "loop")[0] == 0
     damage(out / name)
@@ -248,7 +248,7 @@ def test_a_damaged_export_is_named(ctc, speech, tmp_path, name, damage):
 
 
 def test_a_network_that_onnxruntime_does_not_take_is_told(ctc, speech, tmp_path):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     assert run("export", ctc, "--out", out, "--grammar", "greedy")[0] == 0
     (out / "model.onnx").write_bytes(b"of a later version")
@@ -261,7 +261,7 @@ def test_a_network_that_onnxruntime_does_not_take_is_told(ctc, speech, tmp_path)
 
 
 def test_export_is_whole_or_not_at_all(hybrid, tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     assert run("export", hybrid, "--out", out)[0] == 0
     before = {p.name: p.read_bytes() for p in out.iterdir()}

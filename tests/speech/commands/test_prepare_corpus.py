@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from tests.support import corpus_layouts
 
-pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 import soundfile
 

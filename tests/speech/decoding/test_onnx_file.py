@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("onnx", reason="onnx is not installed (pip install murmur[deploy])")
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+pytest.importorskip("onnx", reason="onnx is not installed (pip install murmur-asr[deploy])")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
 
 from murmur.speech.decoding.deployable import (
     FixedCmvn,
