@@ -20,6 +20,7 @@ from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.features.augment import ChangeOfColumns, SpecAugment
 from murmur.speech.features.chunks import Change, Chunks, at_speed
+from murmur.speech.features.derived import Computed, shape_of
 from murmur.speech.hmm.fmllr import FmllrConfig, Transforms, transforms_from_paths
 from murmur.speech.hmm.model import HmmStates
 from murmur.speech.hmm.storage import load_transforms, save_transforms
@@ -171,8 +172,10 @@ class HybridSystem(SpeechTask):
         half, stage, train = self.hmms, self.hmms.trained[-1], self.material.train
 
         def make() -> Transforms:
-            feats = {name: feats_TF for name, feats_TF in half.features(train, speed).items() if name in stage.tids}
-            paths = {name: at_speed(stage.tids[name], len(feats_TF)) for name, feats_TF in feats.items()}
+            every = half.features(train, speed)
+            names = [name for name in every if name in stage.tids]
+            feats, tids = every.part(names), stage.tids.part(names)
+            paths = Computed(tids, lambda name, tids_T: at_speed(tids_T, shape_of(feats, name)[0]))
             return transforms_from_paths(stage.pair, feats, paths, train.speakers, config, self.work)
 
         path = self.cache / f"{stage.name}-{stage.key}-speed-{speed:g}-transforms.npz"
