@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from murmur.core.whole_files import write_whole
 from murmur.speech.corpus.file_content import making_sense_of, read_object
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.features.analysis import LogMel, Mfcc, Ready
-from murmur.speech.features.derived import DerivedFeatures, part_of
+from murmur.speech.features.derived import Computed, DerivedFeatures, part_of
 from murmur.speech.hmm.fmllr import AdaptedPair, FmllrConfig, Transforms
 from murmur.speech.hmm.ivector import Extractor, ivectors, load_extractor, save_extractor
 from murmur.speech.hmm.model import Projection, adapt, project
@@ -71,7 +72,10 @@ class SpeakerColumns:
 
     def of(self, utterance: str) -> np.ndarray:
         """(T, D + I) the columns of an utterance, float32."""
-        feats_TF = self.feats[utterance]
+        return self.of_features(utterance, self.feats[utterance])
+
+    def of_features(self, utterance: str, feats_TF: np.ndarray) -> np.ndarray:
+        """`of`, from the utterance's features of the Gaussian systems."""
         parts = []
         if self.transforms is not None:
             projected_TD = project(self.projection, feats_TF)
@@ -104,13 +108,18 @@ def joined(utterance: str, spectrum_TS: np.ndarray | None, columns: SpeakerColum
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-def all_joined(spectrum: Mapping[str, np.ndarray] | None, columns: SpeakerColumns | None) -> dict[str, np.ndarray]:
-    """`joined` of the utterances that have all parts of the input."""
+def all_joined(spectrum: Mapping[str, np.ndarray] | None, columns: SpeakerColumns | None) -> Mapping[str, np.ndarray]:
+    """`joined` of the utterances that have all parts of the input, computed as they are taken."""
     if columns is None:
-        return dict(spectrum or {})
+        return spectrum or {}
     if spectrum is None:
-        return {name: joined(name, None, columns) for name in columns.feats}
-    return {name: joined(name, feats_TF, columns) for name, feats_TF in spectrum.items() if name in columns}
+        return Computed(columns.feats, columns.of_features)
+    both = [name for name in spectrum if name in columns]
+    return Computed(part_of(spectrum, both), partial(_beside, columns))
+
+
+def _beside(columns: SpeakerColumns, utterance: str, spectrum_TS: np.ndarray) -> np.ndarray:
+    return joined(utterance, spectrum_TS, columns)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,9 +31,8 @@ from murmur.speech.features.analysis import (
     digest,
     sample_rate_hz,
 )
-from murmur.speech.features.cmvn import all_with_derivatives
 from murmur.speech.features.derived import DerivedFeatures
-from murmur.speech.features.feature_store import FeatureStore, prepare
+from murmur.speech.features.feature_store import FeatureStore, normalisation, prepare
 from murmur.speech.hmm.align import align, align_adapted
 from murmur.speech.hmm.em_loop import PassReport, Progress, Trained
 from murmur.speech.hmm.fmllr import Transforms
@@ -61,7 +60,6 @@ from murmur.speech.tasks.speaker_inputs import AdaptedGaussians, SpeakerColumns,
 
 log = logging.getLogger(__name__)
 FORMAT = 1
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -100,8 +98,8 @@ class HmmHalf:
         """Cepstra less their mean over the speaker, with two orders of deltas, at one playback speed."""
         return DerivedFeatures.gaussian(self.store(part, self._cepstra(part, speed)), part.speakers)
 
-    def network_features(self, part: Corpus, speed: float = 1.0) -> Arrays:
-        """Input of the network, at one playback speed.
+    def network_features(self, part: Corpus, speed: float = 1.0) -> Mapping[str, np.ndarray]:
+        """Input of the network, at one playback speed, computed as it is taken.
 
         Raises:
             ValueError: the speed is not 1, for a set that brings features of an unknown analysis.
@@ -109,7 +107,8 @@ class HmmHalf:
         columns, front, normal = self.speaker_columns(part, speed), self.front, None
         if front.input.spectrum:
             store = self.network_store(part, speed)
-            normal = all_with_derivatives(store, part.speakers, front.cmvn, self.delta_order, front.normalised)
+            pairs = normalisation(store, front.cmvn, whole_host(self.jobs), delta_order=self.normalised_order)
+            normal = DerivedFeatures(store.rows(store), pairs, self.delta_order, front.normalised)
         return all_joined(normal, columns)
 
     def speaker_columns(self, part: Corpus, speed: float = 1.0) -> SpeakerColumns | None:

@@ -16,6 +16,7 @@ from murmur.speech.hmm.align import phone_times
 from murmur.speech.hmm.fmllr import AdaptedPair, FmllrConfig, Transforms
 from murmur.speech.hmm.ivector import (
     Extractor,
+    InOrder,
     IvectorConfig,
     Ubm,
     load_extractor,
@@ -128,8 +129,7 @@ class IvectorStage:
         (first, last), what = self.files, "the extractor of i-vectors"
 
         def background() -> Ubm:
-            own = feats()
-            return train_ubm([own[name] for name in sorted(own, key=str.encode)], self.config.ubm, log_pass)
+            return train_ubm(InOrder(feats()), self.config.ubm, log_pass)
 
         def extractor() -> Extractor:
             ubm = read_or_make(first, load_ubm, background, save_ubm, self.absent, what)
