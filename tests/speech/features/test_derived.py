@@ -81,3 +81,9 @@ def test_computed_values_are_those_of_the_source(tmp_path: Path) -> None:
     assert part_of(found, ["long"])["long"].tolist() == [14, 15]
     assert list(part_of(found, ["long"])) == ["long"]
     assert ("x" in found, "y" in found, len(found)) == (True, False, 2)
+    counted = Computed(DerivedFeatures(stored(tmp_path, drawn()), None, 1), never, columns=7)
+    assert shape_of(part_of(counted, ["a2"]), "a2") == (6, 7)
+
+
+def never(_name: str, _values: np.ndarray) -> np.ndarray:
+    raise AssertionError("the shape is known")

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmur.speech.features.derived import DerivedFeatures
+from murmur.speech.features.derived import Computed, DerivedFeatures
 from murmur.speech.features.feature_store import ShardRows
 from murmur.speech.hmm import blocks, passes
+from murmur.speech.hmm.align import align_scores
 from murmur.speech.hmm.blocks import Workers, cut_into_blocks
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.grow import merge_stats, tree_stats
@@ -151,6 +152,30 @@ def test_sums_of_contexts_merged_in_steps_are_those_merged_at_once(corpus, train
     assert np.array_equal(once.keys, steps.keys)
     for one, two in zip(once.sums, steps.sums, strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-12)
+
+
+def test_targets_refer_to_stored_alignments(trained, tmp_path):
+    stored, model = save_alignments(trained.model, trained.tids, tmp_path / "ali.npz"), trained.model
+    content = pickle.dumps(model.pdf_ids(stored).part(["u002", "u001"]))
+    assert str(tmp_path).encode() in content
+    part = pickle.loads(content)
+    assert list(part) == ["u002", "u001"]
+    assert all(np.array_equal(part[u], model.transitions.pdf_of[trained.tids[u]]) for u in part)
+
+
+def test_scores_are_computed_one_utterance_at_a_time(corpus, trained):
+    """Twice each: once for the check, once for the search."""
+    taken = []
+
+    def scored(name, feats_TF):
+        taken.append(name)
+        return trained.model.loglikes(feats_TF)
+
+    scores = Computed(DerivedFeatures(corpus.feats), scored, trained.model.num_pdfs)
+    found = align_scores(trained.model, scores, corpus.texts)
+    assert sorted(taken) == sorted([*corpus.texts, *corpus.texts])
+    given = {u: trained.model.loglikes(x) for u, x in corpus.feats.items()}
+    assert same(found, align_scores(trained.model, given, corpus.texts))
 
 
 def test_stored_alignments_are_mapped_and_their_checksum_is_compared(trained, tmp_path):

@@ -35,10 +35,17 @@ def part_of(values: Arrays, names: Sequence[str]) -> Arrays:
 
 @dataclass(frozen=True, eq=False)
 class Computed(Mapping[str, np.ndarray]):
-    """{utterance: change(utterance, array)} of other values, computed as they are taken."""
+    """{utterance: change(utterance, array)} of other values, computed as they are taken.
+
+    Attributes:
+        of: the other values.
+        change: function from an utterance and its array to another array.
+        columns: values per frame, if the change keeps the frames and the number is known; None if not.
+    """
 
     of: Arrays
     change: Callable[[str, np.ndarray], np.ndarray]
+    columns: int | None = None
 
     def __getitem__(self, utterance: str) -> np.ndarray:
         return self.change(utterance, self.of[utterance])
@@ -54,7 +61,7 @@ class Computed(Mapping[str, np.ndarray]):
 
     def part(self, names: Sequence[str]) -> Computed:
         """The values of some utterances."""
-        return Computed(part_of(self.of, names), self.change)
+        return Computed(part_of(self.of, names), self.change, self.columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +149,8 @@ class DerivedFeatures(Mapping[str, np.ndarray]):
 
 def shape_of(values: Arrays, utterance: str) -> tuple[int, ...]:
     """The shape of an utterance's array; of features of a store without reading them."""
+    if isinstance(values, Computed) and values.columns is not None:
+        return shape_of(values.of, utterance)[0], values.columns
     if not isinstance(values, DerivedFeatures):
         return values[utterance].shape
     if not isinstance(values.raw, ShardRows):

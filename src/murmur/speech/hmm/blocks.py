@@ -99,10 +99,10 @@ def cut_into_blocks(
         yield block()
 
 
-def write_block(block: Block, stem: Path) -> None:
-    """Write the list of a block's utterances, with the places of their features, and its alignments if it has some.
+def write_block(block: Block, stem: Path) -> DerivedFeatures:
+    """Write the list of a block's utterances, with the places of their features; return the features at these places.
 
-    Features in memory are written as a shard beside it.
+    Features that lie in no store are written as a shard beside it.
     """
     feats = block.feats
     if not isinstance(feats, DerivedFeatures) or not feats.stored:
@@ -111,6 +111,7 @@ def write_block(block: Block, stem: Path) -> None:
     texts, speakers = list(block.texts.values()), [block.speakers.get(u) for u in block.texts]
     content: dict[str, Any] = {"format": BLOCK_FORMAT, **header, "texts": texts, "speakers": speakers}
     write_with_header(stem.with_suffix(".npz"), content, arrays, appearing)
+    return feats
 
 
 def _written(feats: Features, stem: Path) -> DerivedFeatures:
@@ -238,11 +239,11 @@ class Workers:
         self._open.close()
 
     def _write(self, number: int, block: Block) -> None:
-        names, shapes = list(block.texts), [shape_of(block.feats, u) for u in block.texts]
+        feats, names = write_block(block, self._stem(number)), list(block.texts)
+        shapes = [shape_of(feats, u) for u in names]
         frames = sum(shape[0] for shape in shapes)
         self.blocks.append(BlockName(names[0], names[-1], frames, tuple(dict.fromkeys(block.speakers.values()))))
         self._memory_bytes = max(self._memory_bytes, 2 * VALUE_BYTES * frames * shapes[0][1])
-        write_block(block, self._stem(number))
         self._aligned.append(1 if block.tids else 0)
         if block.tids:
             write_paths(block, _paths_file(self._stem(number), 1))

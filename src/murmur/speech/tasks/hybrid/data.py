@@ -37,7 +37,6 @@ from murmur.speech.hmm.passes import AlignOptions
 from murmur.speech.hmm.storage import StoredAlignments
 from murmur.speech.lexicon.lexicon import split_known
 from murmur.speech.tasks.hybrid.config import FrontEnd
-from murmur.speech.tasks.hybrid.decode import Scorer
 from murmur.speech.tasks.hybrid.hmm import HmmHalf
 from murmur.speech.tasks.hybrid.stage import Stage, stored_alignment
 from murmur.speech.tasks.speaker_inputs import SpeakerColumns, joined
@@ -160,8 +159,8 @@ def make_targets(half: HmmHalf, stage: Stage) -> Targets:
     return _targets(stage, stage.tids, dev)
 
 
-def realigned(half: HmmHalf, stage: Stage, scorer_of: Callable[[str], Scorer], model_digest: str) -> Targets:
-    """Targets from new alignments by a network; `scorer_of` gives its scores of "train" or "dev".
+def realigned(half: HmmHalf, stage: Stage, scores_of: Callable[[str], Arrays], model_digest: str) -> Targets:
+    """Targets from new alignments by a network; `scores_of` gives its scores of "train" or "dev" as they are taken.
 
     Where nothing may be made, those of train alone.
     """
@@ -173,8 +172,8 @@ def realigned(half: HmmHalf, stage: Stage, scorer_of: Callable[[str], Scorer], m
         texts = split_known(half.lang, part.texts)[0]
 
         def make(name=name, texts=texts) -> StoredAlignments:
-            scorer, options = scorer_of(name), AlignOptions(acoustic_scale=NETWORK_SCALE)
-            return align_scores(stage.model, {u: scorer(u) for u in texts}, texts, options, half.jobs)
+            scores, options = part_of(scores_of(name), list(texts)), AlignOptions(acoustic_scale=NETWORK_SCALE)
+            return align_scores(stage.model, scores, texts, options, half.jobs)
 
         key = hashlib.sha256(f"{stage.key} {part.digest()} {model_digest} {seen}".encode()).hexdigest()[:16]
         path = half.cache / f"network-{key}-alignment.npz"

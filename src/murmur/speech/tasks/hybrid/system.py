@@ -190,13 +190,15 @@ class HybridSystem(SpeechTask):
             return make_targets(self.hmms, stage)
         tensors, facts = read_pair(model)
 
-        def scorer(part: str) -> Scorer:
-            first = make_targets(self.hmms, stage)
+        def scores(part: str) -> Computed:
+            first, feats = make_targets(self.hmms, stage), self.hmms.network_features(self.utterances(part))
             network = self.network.build(self.hmms.network_dims, first.pdfs)
             Layout.trainable(network).scatter(tensors["weights"])
-            return self.network_scorer(network, first.log_prior, part)
+            return Computed(
+                feats, lambda _, feats_TF: scores_of(network, feats_TF, first.log_prior, self.network.stack), first.pdfs
+            )
 
-        return realigned(self.hmms, stage, scorer, facts["digest"])
+        return realigned(self.hmms, stage, scores, facts["digest"])
 
     @cached_property
     def data(self) -> HybridData:
