@@ -7,14 +7,16 @@ not read.
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+import weakref
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -87,6 +89,14 @@ def floats_of(values: NDArray) -> NDArray:
     return values
 
 
+class _PassingFolder:
+    """A temporary folder that is removed with this object, or at the end of the program."""
+
+    def __init__(self) -> None:
+        self.path = Path(mkdtemp(prefix=".alignments-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
 @dataclass(frozen=True, eq=False)
 class StoredAlignments(Mapping[str, IntArray]):
     """{utterance: (T,) transition-ids} of a file, mapped as they are taken; pickled as names and places.
@@ -101,7 +111,7 @@ class StoredAlignments(Mapping[str, IntArray]):
     path: Path
     begin: int
     places: Mapping[str, tuple[int, int]]
-    folder: TemporaryDirectory[str] | None = None
+    folder: _PassingFolder | None = None
 
     @cached_property
     def tids(self) -> IntArray:
@@ -134,8 +144,8 @@ class StoredAlignments(Mapping[str, IntArray]):
 
 def kept_alignments(tids: Iterable[tuple[str, IntArray]]) -> StoredAlignments:
     """Alignments in a temporary file; those of one utterance at a time are in memory."""
-    folder = TemporaryDirectory(prefix=".alignments-")
-    path, places, first = Path(folder.name) / "tids", dict[str, tuple[int, int]](), 0
+    folder, places, first = _PassingFolder(), dict[str, tuple[int, int]](), 0
+    path = folder.path / "tids"
     with path.open("xb") as file:
         for utterance, tids_T in tids:
             file.write(np.ascontiguousarray(tids_T, np.int32).data)
