@@ -124,7 +124,7 @@ def test_memory_does_not_grow_with_the_corpus(corpus, trained, tmp_path, monkeyp
 
     def peak_bytes(times: int) -> int:
         folder = tmp_path / str(times)
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         feats = {f"{n}{u}": np.repeat(x, 20, 0) for n in range(times) for u, x in corpus.feats.items()}
         texts = {u: corpus.texts[u[1:]] for u in feats}
         tids = {u: np.repeat(trained.tids[u[1:]], 20) for u in feats}
@@ -157,7 +157,7 @@ def test_sums_of_contexts_merged_in_steps_are_those_merged_at_once(corpus, train
 def test_targets_refer_to_stored_alignments(trained, tmp_path):
     stored, model = save_alignments(trained.model, trained.tids, tmp_path / "ali.npz"), trained.model
     content = pickle.dumps(model.pdf_ids(stored).part(["u002", "u001"]))
-    assert str(tmp_path).encode() in content
+    assert b"ali.npz" in content
     part = pickle.loads(content)
     assert list(part) == ["u002", "u001"]
     assert all(np.array_equal(part[u], model.transitions.pdf_of[trained.tids[u]]) for u in part)
