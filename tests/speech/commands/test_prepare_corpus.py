@@ -467,8 +467,7 @@ def test_download_then_nothing_more_to_fetch(tmp_path: Path, archives: Server) -
 
 def test_a_download_that_was_cut_off_goes_on(tmp_path: Path, archives: Server) -> None:
     words = ("mini-librispeech", "--download", tmp_path / "d", "--mirror", archives.address, "--out", tmp_path / "set")
-    size = len(archives.files["/train-clean-5.tar.gz"])
-    archives.cut = size // 2 + 1
+    archives.cut = max(map(len, archives.files.values())) // 2 + 1  # two answers bring any of them
     code, said = run(*words)
     assert code == 1
     assert "train-clean-5.tar.gz ends after 0." in said
