@@ -397,6 +397,15 @@ def test_data_of_others_is_not_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "mine/data/train").is_dir()
 
 
+def test_folders_without_utterances_are_named(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / "mine" / part / "anna").mkdir(parents=True)
+    code, said = run("own", "--from", tmp_path / "mine", "--out", tmp_path / "set")
+    assert code == 1
+    assert "train: there are no utterances" in said
+    assert "more than 1 %" not in said
+
+
 # ---- downloads
 
 

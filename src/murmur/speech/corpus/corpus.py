@@ -163,6 +163,8 @@ def _placed(row: dict[str, Any], place: Mapping[str, str]) -> dict[str, Any]:
 def check_losses(kept: int, problems: Sequence[Problem]) -> None:
     """Refuse data with too many utterances left out; a CorpusError if nothing is left, or more than 1 % is lost."""
     lost = len({p.utterance for p in problems})
+    if kept + lost == 0:
+        raise CorpusError("there are no utterances")
     if kept and lost <= LOST_AT_MOST * (kept + lost):
         return
     listing = "".join(f"\n  {p}" for p in problems[:8])
