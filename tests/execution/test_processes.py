@@ -59,6 +59,19 @@ def test_an_error_of_opening_has_the_traceback_of_its_process() -> None:
     assert "in open_nothing" in raised.value.__notes__[0]
 
 
+def open_noted(path: Path) -> Callable[[int], int]:
+    with path.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return lambda given: given
+
+
+def test_tools_are_opened_once_in_each_process(tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+    assert list(in_order(partial(open_noted, opened), range(8), 2)) == list(range(8))
+    processes = opened.read_text().split()
+    assert len(set(processes)) == len(processes)
+
+
 def give_function() -> Callable[[], None]:
     return lambda: None
 

@@ -98,7 +98,7 @@ class Call:
     def open(self) -> None:
         """Open the tools, unless they are open or their content is not there."""
         with suppress(_ToolsMissing), _noted():
-            _opened(self.tools)
+            self._work()
 
     def __call__(self) -> Answer:
         try:
@@ -107,12 +107,15 @@ class Call:
                     return self._answer()
                 check_process(self.demands)
                 with chdir(self.demands.folder), _warnings() as warnings:
-                    return self._answer(self.demands.files)._replace(warnings=tuple(warnings))
+                    return self._answer()._replace(warnings=tuple(warnings))
         except _ToolsMissing:
             return Answer(lacks_tools=True)
 
-    def _answer(self, files: tuple[tuple[str, str], ...] = ()) -> Answer:
-        return Answer(_opened(self.tools, files)(unpickled(self.given)))
+    def _work(self) -> Callable[[Any], Any]:
+        return _opened(self.tools, () if self.demands is None else self.demands.files)
+
+    def _answer(self) -> Answer:
+        return Answer(self._work()(unpickled(self.given)))
 
 
 class _ToolsMissing(Exception):
@@ -131,7 +134,7 @@ def _noted() -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)  # the tools of one step of the work: they may be large
-def _opened(tools: Tools, _files: tuple[tuple[str, str], ...] = ()) -> Callable[[Any], Any]:
+def _opened(tools: Tools, _files: tuple[tuple[str, str], ...]) -> Callable[[Any], Any]:
     """The work of the tools, opened again when one of their files, paths with digests, has another content."""
     if tools.content is None:
         raise _ToolsMissing
