@@ -5,7 +5,7 @@
 FROM python:3.11.14-slim-bookworm AS build
 RUN pip install --no-cache-dir build==1.6.1
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE ./
 COPY src src
 RUN PIP_CONSTRAINT=/src/constraints.txt python -m build --wheel --outdir /dist
 

@@ -5,7 +5,7 @@ EXTRAS := speech,synth,viz
 # The frameworks whose integrations are tested, in an environment of their own.
 FRAMEWORKS := lightning==2.6.6 transformers==5.24.0 accelerate==1.15.0 lhotse==1.33.0 hydra-core==1.3.8 \
   wandb==0.31.0 trackio==0.43.0 mlflow-skinny==3.17.2
-.PHONY: demo test test-all processors matrix cluster-check gpu-check fuzz fuzz-runs check bench bench-all soak peers integrations results dist wheel-check docs clean
+.PHONY: demo test test-all processors matrix cluster-check gpu-check fuzz fuzz-runs check bench bench-all soak peers integrations results dist wheel-check release-check docs clean
 
 # torch goes in alone and first, so that nothing else may choose another build of it.
 .venv/installed: pyproject.toml papers/pyproject.toml constraints.txt
@@ -104,16 +104,23 @@ docs: .venv/installed-docs
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
-# Wheel and source archive in dist/, built in environments of their own from pinned versions.
+# Wheel and source archive in dist/, built in environments of their own from pinned versions, with the commit's date.
+DATED = SOURCE_DATE_EPOCH=$(shell git log -1 --format=%ct) PIP_CONSTRAINT=$(CURDIR)/constraints.txt
 dist:
 	$(PYTHON) -m venv .venv-dist
 	.venv-dist/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build
 	rm -rf dist
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt .venv-dist/bin/python -m build
+	$(DATED) .venv-dist/bin/python -m build
 
 # The wheel in clean environments, the core alone and with each extra; minutes, and 2 GB in a temporary folder.
 wheel-check: dist
 	$(PYTHON) tests/packaging/wheel_check.py dist/*.whl
 
+# What a release needs: the same bytes from a second build, the wheel with each extra, the demo, the package page, and
+# licences and bill of materials in release/; an hour. Status 3: all hold, and something is left to set at publication.
+release-check: dist
+	.venv-dist/bin/pip install --quiet --disable-pip-version-check -c constraints.txt twine 'readme_renderer[md]' cyclonedx-bom
+	$(DATED) .venv-dist/bin/python -m tests.packaging.release_check
+
 clean:
-	rm -rf .venv .venv-matrix .venv-dist .venv-peers .venv-integrations site runs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-matrix .venv-dist .venv-peers .venv-integrations site runs dist release .mypy_cache .ruff_cache .pytest_cache .hypothesis

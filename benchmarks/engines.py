@@ -4,7 +4,7 @@
 
 A drawn corpus of about 200,000 frames is cut into eight blocks. A pass is an alignment and an E step of monophones with
 1,000 Gaussians; the processes run before the first one that counts, and have made their training graphs. Sides
-alternate in one run. The sums of all passes must have the same bits. Needs `murmur[cluster]` and two idle cores.
+alternate in one run. The sums of all passes must have the same bits. Needs `murmur-asr[cluster]` and two idle cores.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def test_unknown_commands_get_the_nearest() -> None:
 @pytest.mark.parametrize("command", commands())
 def test_every_command_shows_an_example(command: str) -> None:
     if command not in TRAINER.commands and find_spec("kaldi_hmm_gmm") is None:
-        pytest.skip("the speech libraries are not installed (pip install murmur[speech])")
+        pytest.skip("the speech libraries are not installed (pip install murmur-asr[speech])")
     code, said = run(command, "--help")
     assert code == 0, said
     assert f"Example: murmur {command}" in said

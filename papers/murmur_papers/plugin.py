@@ -14,5 +14,5 @@ PLUGIN = Plugin(
         ),
     },
     recipes="murmur_papers.recipes",
-    install="pip install -c constraints.txt 'murmur[speech,synth,viz]'",
+    install="pip install 'murmur-asr[speech,synth,viz]'",
 )

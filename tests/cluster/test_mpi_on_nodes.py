@@ -27,7 +27,7 @@ case "$status" in
 esac
 """
 
-pytestmark = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: pip install 'murmur[mpi]'")
+pytestmark = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: pip install 'murmur-asr[mpi]'")
 
 
 def submit(run: ClusterRun, launcher: str, world: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -55,11 +56,11 @@ def test_an_experiment_is_planned_on_its_own_cluster(tmp_path: Path) -> None:
     assert code == 0, said
     assert "one epoch on 4 learners, the experiment's cluster" in said
     assert "KAVG(K=2), 4 learners: predicted 2 h, 4x; published 2 h, the prediction is 1.00 of it: agrees;" in said
-    assert "SyncSGD()" in said
-    assert "measured" not in said
+    assert "│ SyncSGD " in said
+    assert "measured: " not in said
     code, said = run(str(file), "--learners", "8", "--strategy", "SyncSGD", "--step-seconds", "72")
     assert code == 0, said
-    assert "SyncSGD(), 8 learners: predicted 2 h, 8x; published 0.5 h, the prediction is 4.00 of it: differs" in said
+    assert "SyncSGD, 8 learners: predicted 2 h, 8x; published 0.5 h, the prediction is 4.00 of it: differs" in said
     assert "KAVG" not in said
     large = ["--corpus-hours", "1", "--frames-per-minibatch", "36000", "--straggler", "0=2x"]
     code, said = run(str(file), *large, "--step-seconds", "36")
@@ -89,6 +90,36 @@ def test_a_plan_of_all_numbers(tmp_path: Path) -> None:
     assert "is a folder: give the name of a file" in said
 
 
+def test_strategies_are_shown_as_written_with_their_measured_loss() -> None:
+    words = [word for option, value in ALL.items() for word in (option, value)]
+    written = ("KAVG( 8,moments='averaged')", "ASGD")
+    code, said = run(*words, "--explain", *(word for text in written for word in ("--strategy", text)))
+    assert code == 0, said
+    rows = {line.split("│")[1].strip(): line.split("│")[3].strip() for line in said.splitlines() if line[:1] == "│"}
+    assert rows == {written[0]: "+5.4 to +8.7 % at 8", "ASGD": "not measured"}
+    assert f"\n{written[0]}\n" in said
+
+
+def test_numbers_of_the_network_replace_those_of_the_cluster(tmp_path: Path) -> None:
+    words = [word for option, value in (ALL | {"--model-bytes": "1e9"}).items() for word in (option, value)]
+    words += ["--strategy", "SyncSGD", "--learners", "2", "--cluster", "desktops-100m"]
+    found = {}
+    for gbit in ("0.5", "1", "2"):
+        code, said = run(*words, "--bandwidth", gbit)
+        assert code == 0, said
+        assert f"one epoch on 2 learners, desktops-100m, {gbit} Gb/s" in said
+        found[gbit] = hours(said)
+    assert found["0.5"] - found["1"] == pytest.approx(2 * (found["1"] - found["2"]), rel=0.02)
+    code, said = run(*words, "--bandwidth", "1", "--latency", "4e6")
+    assert code == 0, said
+    minibatches, messages = 3600 * 100 / 100 / 2, 2  # of each learner; of a ring of two
+    assert hours(said) - found["1"] == pytest.approx(4 * messages * minibatches / 3600, rel=0.02)
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    slow, fast = (run(str(file), "--strategy", "SyncSGD", *more)[1] for more in (("--latency", "1e9"), ()))
+    assert hours(slow) > 2 * hours(fast)
+
+
 CUT = """
 from dataclasses import replace
 from murmur.engine.scaling import Auto
@@ -101,7 +132,9 @@ def experiment():
 
 def hours(said: str) -> float:
     """Return the hours in the only row of the table."""
-    return float(next(line for line in said.splitlines() if line.startswith("│ SyncSGD")).split("│")[2])
+    told = next(line for line in said.splitlines() if line.startswith("│ SyncSGD")).split("│")[2]
+    units = {"h": 1.0, "min": 1 / 60, "s": 1 / 3600}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.e-]+) (h|min|s)", told))
 
 
 def epoch_hours(*words: str) -> float:
@@ -199,9 +232,9 @@ def test_predictions_for_several_numbers_are_compared_with_published_figures(tmp
     own.write_text(OWN)
     code, said = run(str(own), "--learners", "4,8", "--strategy", "SyncSGD", "--explain")
     assert code == 0, said
-    assert "SyncSGD(), 4 learners: predicted 2 h" in said
-    assert "SyncSGD(), 8 learners: predicted 1 h, 8x; published 0.5 h" in said
-    assert said.count("SyncSGD(), 4 learners\n  ") == 1  # the head of its formulas
+    assert "SyncSGD, 4 learners: predicted 2 h" in said
+    assert "SyncSGD, 8 learners: predicted 1 h, 8x; published 0.5 h" in said
+    assert said.count("SyncSGD, 4 learners\n  ") == 1  # the head of its formulas
 
 
 def test_an_experiment_is_measured_once_for_all_numbers() -> None:
@@ -209,7 +242,7 @@ def test_an_experiment_is_measured_once_for_all_numbers() -> None:
     assert code == 0, said
     assert said.count("first steps, sums and the loopback ...") == 1
     assert said.count("scaling with") == 2
-    assert [row[:2] for row in rows(said)] == [["SyncSGD()", "2"], ["SyncSGD()", "4"]]
+    assert [row[:2] for row in rows(said)] == [["SyncSGD", "2"], ["SyncSGD", "4"]]
 
 
 @pytest.mark.parametrize("learners", ["0", "2,0", "-1", "two", "2;4", "1.5"])

@@ -16,7 +16,7 @@ from murmur.core.errors import SettingError
 from murmur.run.configuration import attribute_lines, configure, recipe_names, resolved, settings_of, written
 
 pytestmark = pytest.mark.skipif(
-    find_spec("kaldi_hmm_gmm") is None, reason="the speech libraries are not installed (pip install murmur[speech])"
+    find_spec("kaldi_hmm_gmm") is None, reason="the speech libraries are not installed (pip install murmur-asr[speech])"
 )
 RECIPES = recipe_names()
 

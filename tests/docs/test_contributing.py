@@ -20,7 +20,7 @@ FOLDERS = (ROOT, ROOT / "src/murmur", ROOT / "papers/murmur_papers", ROOT / "src
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_the_steps_of_the_page(tmp_path: Path) -> None:
-    pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+    pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     for name in ("pyproject.toml", "src", "benchmarks", "papers", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from tests.support import tones
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.corpus.digits import LEXICON
 from murmur.speech.language_model.grammar import Acceptor
@@ -93,7 +93,7 @@ def test_the_commands_run(place: Path, monkeypatch: pytest.MonkeyPatch, caplog: 
         if not guessing and words[-2:] == ["--words", "list.txt"]:
             continue  # no guessing is installed
         if words[0] == "export":
-            pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+            pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
         if words[0] == "decode":
             words = [str(place / "digits_demo.py") if word == "digits_demo" else word for word in words]
             words += ["--out", "decoded"]

@@ -20,7 +20,7 @@ COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) fo
 SUBCOMMANDS = {"lm": 1}  # number of subcommand words after a command's name
 ONE = ["--threads", "1"]
 QUICK = ["--set", "budget.epochs=0.1", "--set", "task.network.hidden=16", *ONE]
-SMALL = ["--set", "task.hidden=8", "--set", "task.layers=1", *ONE]
+SMALL = ["--set", "task.network.hidden=8", "--set", "task.network.layers=1", *ONE]
 USEFUL_PERCENT = 30.0
 
 
@@ -28,7 +28,7 @@ USEFUL_PERCENT = 30.0
 def test_options_exist(line: str) -> None:
     program, name, *words = shlex.split(line)
     assert program == "murmur"
-    pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+    pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
     command = [name, *words[: SUBCOMMANDS.get(name, 0)]]
     told = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200"})
     assert told.exit_code == 0, told.output

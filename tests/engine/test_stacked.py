@@ -17,7 +17,7 @@ from murmur.engine.record import Record
 from murmur.engine.stacked import NotStackable, check_stackable, draw_together, gradients_of
 from murmur.engine.trainer import Trainer
 from murmur.speech.features.chunks import IGNORED, ChunkBatch
-from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Network, Tdnn, TdnnF
+from murmur.speech.models import Blstm, Conformer, Convolutions, Dnn, Lstm, Network, Tdnn, TdnnF
 from murmur.speech.tasks.frames import FramesTask
 from murmur.strategies import ADPSGD, KAVG, DelayByOne, SuperLearners, SyncSGD
 from murmur.tasks.toy import ToyTask
@@ -153,6 +153,7 @@ def test_what_cannot_be_stacked_is_told_before_the_run() -> None:
         TdnnF(8, 3, strides=(1,), dropout=0.0, front=Convolutions((2, 3), bins=5)),
         Lstm(6, 2),
         Blstm(6, 2, projection=4, bottleneck=3),
+        Conformer(8, 2, 2, 3, reach=3, dropout=0.0),
     ],
     ids=lambda n: type(n).__name__,
 )

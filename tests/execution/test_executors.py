@@ -295,7 +295,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(
-    find_spec("mpi4py") is None or not MPIEXEC.exists(), reason="needs mpi4py and mpich: pip install 'murmur[mpi]'"
+    find_spec("mpi4py") is None or not MPIEXEC.exists(), reason="needs mpi4py and mpich: pip install 'murmur-asr[mpi]'"
 )
 @pytest.mark.parametrize(("start", "said"), [(3, "[0, 1, 4, 9, 16, 25, 36, 49] 2"), (1, "mpiexec -n NUMBER python")])
 def test_the_processes_of_an_mpi_launch_give_the_same_results(start: int, said: str, tmp_path: Path) -> None:

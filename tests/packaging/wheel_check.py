@@ -1,6 +1,6 @@
 """Installs a wheel into clean environments and looks whether it works there: the core alone, and each extra.
 
-    python tests/packaging/wheel_check.py dist/murmur-*.whl --scratch FOLDER [--extras speech,viz]
+    python tests/packaging/wheel_check.py dist/murmur_asr-*.whl --scratch FOLDER [--extras speech,viz]
 
 Packages come from wherever pip finds them, at the versions of constraints.txt. The core is installed once; each extra
 gets an environment of its own that looks into the core's, so that PyTorch is unpacked once. Only the standard library
@@ -47,6 +47,7 @@ MAY_LACK = {
     "synth": {"espeakng_loader"},
     "deploy": {"onnx", "onnxruntime", "sherpa_onnx"},
     "lightning": {"lightning", "pytorch_lightning"},
+    "remote": {"fsspec", "s3fs", "gcsfs", "aiohttp"},
 }
 NEED_EXTRAS = {
     "speech",
@@ -64,6 +65,7 @@ WORKS = {  # what a user of each extra does first
     "synth": (["--help"],),
     "deploy": (["--help"],),
     "lightning": (["--help"],),
+    "remote": (["--help"],),
 }
 
 
@@ -75,9 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--scratch", type=Path, help="folder for the environments; kept (about 2 GB)")
-    parser.add_argument(
-        "--extras", default="speech,synth,viz,mpi,cluster,deploy", help="comma between; empty: the core alone"
-    )
+    parser.add_argument("--extras", default=",".join(MAY_LACK), help="comma between; empty: the core alone")
     given = parser.parse_args()
     scratch = given.scratch or Path(tempfile.mkdtemp(prefix="wheel-check-"))
     try:
@@ -116,13 +116,17 @@ def check_content(wheel: Path) -> None:
     missing = sorted({str(p.relative_to(ROOT / "src")) for p in files} - names)
     if missing:
         raise Failed(f"the wheel lacks {', '.join(missing[:5])}")
-    stray = [name for name in names if not name.startswith(("murmur/", "murmur-")) or "__pycache__" in name]
+    stray = [name for name in names if not name.startswith(("murmur/", "murmur_asr-")) or "__pycache__" in name]
     if stray:
         raise Failed(f"the wheel holds {', '.join(sorted(stray)[:5])}")
     if not any(name.endswith("licenses/LICENSE") for name in names):
         raise Failed("the wheel holds no licence")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for line in (f"Name: {project['name']}", f"Version: {project['version']}", "License-Expression: Apache-2.0"):
+    for line in (
+        f"Name: {project['name']}",
+        f"Version: {project['version']}",
+        f"License-Expression: {project['license']}",
+    ):
         if line not in metadata:
             raise Failed(f"the metadata lacks {line!r}")
 

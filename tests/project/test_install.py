@@ -14,7 +14,7 @@ SET = ("kaldifst", "kaldilm", "kaldi_decoder", "kaldi_hmm_gmm", "kaldi_native_io
 missing = [name for name in SET if find_spec(name) is None]
 
 
-@pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (pip install murmur[speech])")
+@pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (pip install murmur-asr[speech])")
 @pytest.mark.parametrize("order", [SET, SET[::-1], ("torch", *SET), (*SET, "torch")], ids=" ".join)
 def test_speech_libraries_import_together(order: tuple[str, ...]) -> None:
     program = "; ".join(f"import {name}" for name in order)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.folders import random_rows, tables, write_run
 
-pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
-pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
+pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
+pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
 
 from murmur.report.about import COLUMN, percent, shares
 from murmur.report.page import write_report

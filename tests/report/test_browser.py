@@ -11,8 +11,8 @@ import pytest
 from tests.support.browsing import browser, opened
 from tests.support.folders import charts, random_rows, write_run
 
-pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
-pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
+pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
+pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
 
 from murmur.report.drawn import THEME
 from murmur.report.page import write_report
@@ -104,6 +104,16 @@ def test_nothing_overflows(width: int, report: Path, tmp_path: Path) -> None:
     assert inner == width
     assert max(scrolled) <= width
     assert wide == []
+
+
+@browser
+def test_a_table_that_is_cut_shows_that_it_scrolls(report: Path, tmp_path: Path) -> None:
+    script = """
+      const cut = [...d.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth);
+      document.title = JSON.stringify(cut.map(e => w.getComputedStyle(e).backgroundAttachment))"""
+    found = opened(report, tmp_path, 390, script)
+    assert found
+    assert set(found) == {"local, local, scroll, scroll"}  # grounds that move with the table over shadows that stay
 
 
 @browser

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tensorboard", reason="tensorboard is not installed (pip install murmur[viz])")
-pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install murmur[viz])")
+pytest.importorskip("tensorboard", reason="tensorboard is not installed (pip install murmur-asr[viz])")
+pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install murmur-asr[viz])")
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
-pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
+pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
+pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
 
 from murmur.report.page import write_report
 

@@ -12,8 +12,8 @@ from tests.support.browsing import browser, opened
 from tests.support.folders import random_rows, write_run
 from tests.support.grids import thinned
 
-pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
-pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
+pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
+pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
 
 from murmur.report.figures import curve_drawing
 from murmur.report.page import page, write_report

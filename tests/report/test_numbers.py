@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support.folders import KINDS, charts, random_rows, tables, write_run
 
-pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
-pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
+pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
+pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
 
 from murmur.report.figures import mixing_of, speed_up, speed_ups
 from murmur.report.page import write_report

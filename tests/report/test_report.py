@@ -110,14 +110,30 @@ def test_the_lowest_error_rate_wins_and_doubt_is_told(tmp_path: Path) -> None:
     assert [run.name for run in ranked] == ["two", "one", "far", "open"]
     assert headline(ranked) == (
         "No difference beyond chance in word error rate: two 2.00 % (95 % interval 1.00 to 3.00 %),"
-        " one 2.50 % (95 % interval 1.50 to 3.50 %)"
+        " one 2.50 % (95 % interval 1.50 to 3.50 %); training took equally long, within 5 %"
     )
-    assert headline([ranked[0], *ranked[2:]]) == "Winner: two, word error rate 2.00 % (95 % interval 1.00 to 3.00 %)"
+    winner = "Winner: two, word error rate 2.00 % (95 % interval 1.00 to 3.00 %)"
+    assert headline([ranked[0], *ranked[2:]]).startswith(winner)
     assert headline(ranked[:1]) == "two: word error rate 2.00 % (95 % interval 1.00 to 3.00 %)"
     said = " ".join(notes(ranked))
     assert said.startswith("Measured on test, by the network. ")
     assert "overlaps with that of one." in said
     assert "without an error rate: open." in said
+
+
+@pytest.mark.parametrize(
+    ("simulated", "told"),
+    [((), "; two trained 1.92 times as long as one"), (("one", "two"), "one, in virtual seconds"), (("two",), " %)")],
+)
+def test_the_verdict_tells_the_training_time(simulated: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    runs = []
+    for name, steps in (("one", 12), ("two", 23)):
+        folder = make_run(tmp_path / name, wer=0.0, steps=steps)
+        if name in simulated:
+            facts = json.loads((folder / "run.json").read_text())
+            (folder / "run.json").write_text(json.dumps(facts | {"simulated": {"kind": "x"}}))
+        runs.append(read_run(folder))
+    assert headline(ranking(runs)).endswith(told)
 
 
 def test_without_error_rates_held_out_figures_decide(tmp_path: Path) -> None:
@@ -127,7 +143,8 @@ def test_without_error_rates_held_out_figures_decide(tmp_path: Path) -> None:
     object.__setattr__(runs[0].records.evaluations[-1], "figures", {"loss": 3.0})
     ranked = ranking(runs)
     assert [run.name for run in ranked] == ["a", "b"]
-    assert headline(ranked) == "Best: a, held-out log-probability -2.0000; no word error rate"
+    least = "Best: a, held-out log-probability -2.0000; no word error rate"
+    assert headline(ranked) == f"{least}; a trained 2.00 times as long as b"
     assert headline(ranked[1:]) == "b: held-out log-probability -3.0000; no word error rate"
     facts = {"experiment": {"strategy": {"type": "murmur.strategies.x.X", "mixing": "murmur.core.mixing.ring", "K": 2}}}
     assert strategy_of(facts) == "X(mixing=ring, K=2)"
@@ -203,6 +220,11 @@ def test_the_curve_is_a_picture_of_its_own(tmp_path: Path) -> None:
     picture = ElementTree.parse(write_curve(runs, tmp_path / "curve.svg")).getroot()
     assert picture.tag == "{http://www.w3.org/2000/svg}svg"
     told = "".join(picture.itertext())
+    style, *_ = [each.text or "" for each in picture if each.tag.endswith("style")]
+    assert style.index("--ink: #1b1b1b") < style.index("(prefers-color-scheme: dark)") < style.index("--ink: #e9e7e3")
+    used = {found for each in picture.iter() for found in re.findall(r"#[0-9a-f]{6}|var[^)]*", each.get("style", ""))}
+    assert {"var(--panel", "var(--ink", "var(--c0"} <= used
+    assert not any(colour.startswith("#") for colour in used)
     assert all(word in told for word in ("seconds of training", "nats per frame", "a", "b"))
     for run in runs:
         (run / "records.jsonl").write_text("")

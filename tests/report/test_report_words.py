@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support.folders import random_rows, write_run
 
-pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur[viz])")
-pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur[viz])")
+pytest.importorskip("matplotlib", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
+pytest.importorskip("jinja2", reason="the drawing libraries are not installed (pip install murmur-asr[viz])")
 
 from murmur.report import recognised
 from murmur.report.page import write_report

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.core import path_checks as checks
 from murmur.recipes import toy
-from murmur.run import dry_run, preparation
+from murmur.run import dry_run, preparation, timed
 from murmur.run.configuration import resolved
 from murmur.speech.tasks.ctc import CtcTask
 from murmur.speech.tasks.prepared import systems_to_make
@@ -43,7 +43,9 @@ def test_what_is_not_prepared_is_told_first_and_made_only_where_wanted(tmp_path:
 
     code, said = run(*look)
     assert code == 0, said
-    assert said.index("to prepare: about") < said.index("first minibatch:")
+    begins = [said.index(words) for words in ("to prepare: about", "a dry run prepares this data", "first minibatch:")]
+    assert begins == sorted(begins)
+    assert "preparing the data: " in said  # with its seconds
     assert not (tmp_path / "run").exists()
     code, said = run(*look, "--no-prepare")  # all data is prepared now, so all lines appear
     assert code == 0, said
@@ -147,11 +149,14 @@ def test_seconds_a_step_are_those_after_warming_up(monkeypatch: pytest.MonkeyPat
 
 
 def test_how_busy_the_machine_was_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dry_run, "cores_here", lambda: 2)
-    monkeypatch.setattr(dry_run.os, "getloadavg", lambda: (7.25, 0.0, 0.0))
+    monkeypatch.setattr(timed, "cores_here", lambda: 2)
+    monkeypatch.setattr(timed.os, "getloadavg", lambda: (7.25, 0.0, 0.0))
     code, said = run("train", "toy", "--dry-run", "--threads", 1, "--out", tmp_path / "run")
     assert code == 0
-    assert "this machine was busy (load average 7.2, 2 cores)" in said
+    assert "this machine was busy (load average 7.2, 2 cores): other work lengthened the times above" in said
     assert "fastest 0." in said
-    monkeypatch.setattr(dry_run.os, "getloadavg", lambda: (0.1, 0.0, 0.0))
-    assert dry_run.busy_line() == "this machine was idle (load average 0.1, 2 cores)"
+    missing = resolved(str(make_experiment(tmp_path))).task.unprepared()  # type: ignore[attr-defined]
+    assert "on an idle machine (this one is busy: 4.1 times as long)" in preparation.preparation_lines(missing)[-1]
+    monkeypatch.setattr(timed.os, "getloadavg", lambda: (0.1, 0.0, 0.0))
+    assert timed.busy_line() == "this machine was idle (load average 0.1, 2 cores)"
+    assert "this one is busy" not in preparation.preparation_lines(missing)[-1]

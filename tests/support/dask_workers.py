@@ -18,7 +18,7 @@ from murmur.execution.executors import Engine, connected
 
 ROOT = Path(__file__).parents[2]
 needs_dask = pytest.mark.skipif(
-    find_spec("distributed") is None, reason="needs dask and distributed: pip install 'murmur[cluster]'"
+    find_spec("distributed") is None, reason="needs dask and distributed: pip install 'murmur-asr[cluster]'"
 )
 
 

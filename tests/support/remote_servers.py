@@ -19,10 +19,12 @@ import pytest
 
 from tests.support.forked_python import REAL
 
-needs_web = pytest.mark.skipif(find_spec("aiohttp") is None, reason="aiohttp is missing: pip install murmur[remote]")
+needs_web = pytest.mark.skipif(
+    find_spec("aiohttp") is None, reason="aiohttp is missing: pip install murmur-asr[remote]"
+)
 needs_s3 = pytest.mark.skipif(
     find_spec("moto") is None or find_spec("s3fs") is None or find_spec("flask") is None,
-    reason="moto's server or s3fs is missing: pip install murmur[remote,dev]",
+    reason="moto's server or s3fs is missing: pip install murmur-asr[remote,dev]",
 )
 START_SECONDS = 300.0
 

@@ -15,9 +15,10 @@ def ctc_settings(corpus: Path, cache: Path) -> list[str]:
     return [word for s in (*CTC, f"task.corpus={corpus}", f"task.cache={cache}") for word in ("--set", s)]
 
 
-def train_ctc(corpus: Path) -> Path:
-    """Train a CTC network, and return its folder."""
-    return _trained(corpus.parent / "ctc", "ctc", *ctc_settings(corpus, corpus.parent / "cache"))
+def train_ctc(corpus: Path, name: str = "ctc", *settings: str) -> Path:
+    """Train a CTC network, with some settings changed, in a folder of this name, and return the folder."""
+    more = [word for setting in settings for word in ("--set", setting)]
+    return _trained(corpus.parent / name, "ctc", *ctc_settings(corpus, corpus.parent / "cache"), *more)
 
 
 def train_hybrid(corpus: Path) -> Path:

@@ -43,7 +43,7 @@ def experiment():
     return Experiment(task, SyncSGD(), Budget(epochs=6), Adam(lr=2e-2), evaluate_every_epochs=6.0)
 """
 CTC = (
-    *("task.hidden=16", "task.layers=1", "task.stack=3", "task.units=char", "task.augment.time_masks=0"),
+    *("task.network=Blstm(hidden=16, layers=1, stack=3)", "task.units=char", "task.augment.time_masks=0"),
     *("task.augment.bin_masks=0", "budget.epochs=24", "evaluate_every_epochs=24", "optimizer.lr=1e-2"),
 )
 

@@ -11,7 +11,7 @@ import typer
 from murmur.commands.options import Chosen, Kind, Settings, Spread, Step, grouped, numbers
 from murmur.core.errors import SettingError
 from murmur.core.path_checks import file_to_write
-from murmur.run.configuration import resolved, strategy_of
+from murmur.run.configuration import resolved
 from murmur.simulation.plan import USUAL_LEARNERS, UTILISATION, PlanRequest, show_plan
 from murmur.simulation.scenario import Scenario
 
@@ -32,6 +32,8 @@ class Machines:
 
     Attributes:
         measure: Time steps of EXPERIMENT, sums and the loopback on this machine.
+        bandwidth: Gb/s of a node's network, in place of the cluster's.
+        latency: Microseconds of a message on the network, in place of the cluster's.
     """
 
     measure: bool = False
@@ -45,6 +47,8 @@ class Machines:
         ),
     ] = ""
     kind: Kind = None
+    bandwidth: Annotated[float | None, typer.Option(min=1e-3)] = None
+    latency: Annotated[float | None, typer.Option(min=0.0)] = None
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,12 @@ def plan_command(
         raise SettingError(f"--set {settings[0]} changes nothing without an experiment: name one, or leave it out")
     experiment = None if source is None else resolved(source, settings)
     scenario = Scenario(
-        kind=machines.kind, step_seconds=time.step_seconds, model_bytes=work.model_bytes, **vars(spread)
+        kind=machines.kind,
+        step_seconds=time.step_seconds,
+        model_bytes=work.model_bytes,
+        gbit_per_second=machines.bandwidth,
+        latency_us=machines.latency,
+        **vars(spread),
     )
     request = PlanRequest(experiment, machines.measure, scenario, vars(work), time.flops_per_frame, time.utilisation)
-    strategies = [strategy_of(text) for text in machines.strategies]
-    show_plan(request, strategies, numbers(machines.learners, "--learners"), **vars(view))
+    show_plan(request, machines.strategies, numbers(machines.learners, "--learners"), **vars(view))

@@ -415,4 +415,4 @@ def _library(name: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise EngineError(f"{error.name} is not installed: pip install 'murmur[{extra}]'") from error
+        raise EngineError(f"{error.name} is not installed: pip install 'murmur-asr[{extra}]'") from error

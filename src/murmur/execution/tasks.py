@@ -82,7 +82,7 @@ class Demands:
     @staticmethod
     def of_this_process(files: Iterable[Path] = (), memory_bytes: int = 0) -> Demands:
         found = tuple((str(path.absolute()), file_digest(path)) for path in files)
-        return Demands(version("murmur"), torch.__version__, program_digest(), os.getcwd(), found, memory_bytes)
+        return Demands(version("murmur-asr"), torch.__version__, program_digest(), os.getcwd(), found, memory_bytes)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def check_process(demands: Demands) -> None:
     """
     torch.set_num_threads(1)
     for what, here, wanted in (
-        ("murmur", version("murmur"), demands.murmur),
+        ("murmur", version("murmur-asr"), demands.murmur),
         ("torch", torch.__version__, demands.torch),
         ("murmur of digest", program_digest(), demands.program),
     ):

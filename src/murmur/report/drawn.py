@@ -28,8 +28,18 @@ THEME: Mapping[str, str] = {colour: f"var(--c{index})" for index, colour in enum
     INK: "var(--ink)",
     GREY: "var(--line)",
     GRID: "var(--grid)",
-    "#ffffff": "none",
 }
+# Colours of both themes. Text has a contrast of 4.5 on every background.
+LIGHT = (
+    "--ground: #f6f5f2; --panel: #ffffff; --ink: #1b1b1b; --muted: #55585c; --line: #b4b4b0; --grid: #e6e5e1; "
+    "--link: #00588a; --sub: #9a3d00; --ins: #00588a; --del: #8a2f6c; --alert: #8a3d00; --c0: #0072b2; "
+    "--c1: #d55e00; --c2: #00805d; --c3: #b9548b; --c4: #b57d00; --c5: #3a9bd0; --c6: #1b1b1b"
+)
+DARK = (
+    "--ground: #121518; --panel: #1b1f23; --ink: #e9e7e3; --muted: #a8adb3; --line: #565d64; --grid: #2c3238; "
+    "--link: #7cc4f0; --sub: #ffab70; --ins: #7cc4f0; --del: #efa3d0; --alert: #ffb27a; --c0: #4fa8e0; "
+    "--c1: #ff8a3d; --c2: #2fc79b; --c3: #e59cc4; --c4: #e8b53a; --c5: #9bd6f8; --c6: #f5f4f1"
+)
 WIDTH_INCHES, HEIGHT_INCHES, BAR_INCHES = 4.8, 3.1, 0.34
 LONGEST_LABEL = 26
 Draw = Callable[["Axes"], None]
@@ -99,13 +109,21 @@ def inline(svg: str, title: str, words: str) -> str:
     return f'{head} role="img" aria-label="{label}">{rest}'
 
 
-def themed(svg: str) -> str:
-    """The element in the colours of the page around it."""
+def themed(svg: str, ground: str = "none") -> str:
+    """The element in the colours of the page around it, on its ground or another one."""
+    theme = {**THEME, "#ffffff": ground}
 
     def style(found: re.Match[str]) -> str:
-        return re.sub(r"#[0-9a-f]{6}", lambda colour: THEME.get(colour.group(), colour.group()), found.group())
+        return re.sub(r"#[0-9a-f]{6}", lambda colour: theme.get(colour.group(), colour.group()), found.group())
 
     return re.sub(r'<[^<>]* style="[^"<>]*"', style, svg)
+
+
+def stand_alone(svg: str) -> str:
+    """The element as a file of its own, in the light or the dark colours that its viewer prefers."""
+    head, rest = themed(svg, "var(--panel)").split(">", 1)
+    style = f"svg {{ {LIGHT} }} @media (prefers-color-scheme: dark) {{ svg {{ {DARK} }} }}"
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{head}><style>{style}</style>{rest}\n'
 
 
 def colour_of(run: int) -> str:

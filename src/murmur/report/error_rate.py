@@ -2,7 +2,9 @@
 
 The bootstrap (Bisani & Ney, "Bootstrap estimates for confidence intervals", ICASSP 2004) draws utterances, or whole
 speakers if a `group_of` is given, with replacement; the rate of each draw is sum(errors) / sum(tokens). Speakers are
-the right unit if few of them speak many utterances each.
+the right unit if few of them speak many utterances each. Without any error all draws are equal, and the interval is
+that of Clopper and Pearson ("The use of confidence or fiducial limits illustrated in the case of the binomial",
+Biometrika 1934) for independent words: 0 to 1 - (alpha / 2)^(1 / words).
 
 B replications, S sampling units (utterances or speakers), N seeds.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -91,7 +93,7 @@ _DRAWS_AT_ONCE = 4_000_000  # entries of one block of multiplicities: 32 MB
 
 @dataclass(frozen=True)
 class Interval:
-    """Percentile interval of a bootstrapped figure: `low` to `high` covers `coverage` of the replications."""
+    """Interval of a figure. Of a bootstrapped one, `low` to `high` covers `coverage` of the replications."""
 
     value: float
     low: float
@@ -123,14 +125,17 @@ def interval(
     replications: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Percentile bootstrap interval of the error rate in percent.
+    """Percentile bootstrap interval of the error rate in percent; the exact binomial one if there is no error.
 
     `scores` is per utterance (`score_utterances`); `group_of[utterance]`, if given, makes speakers the units drawn.
     Raises ValueError for no scores, no tokens, a coverage outside (0, 1), fewer than 1 replication or a missing group.
     """
     errors_S, tokens_S = _units(scores, group_of)
     (draws_B,) = _percent_of_draws(tokens_S, [errors_S], replications, seed)
-    return _percentiles(100.0 * errors_S.sum() / tokens_S.sum(), draws_B, coverage)
+    found = _percentiles(100.0 * errors_S.sum() / tokens_S.sum(), draws_B, coverage)
+    if errors_S.any():
+        return found
+    return replace(found, high=100.0 * (1.0 - ((1.0 - coverage) / 2.0) ** (1.0 / float(tokens_S.sum()))))
 
 
 def compare(

@@ -45,7 +45,7 @@ def write_events(runs: Sequence[Path], out: Path) -> list[Path]:
     try:
         from torch.utils.tensorboard.writer import SummaryWriter  # noqa: PLC0415 - the extra `viz` is optional
     except ImportError as error:
-        raise ReportError("event files need tensorboard: pip install 'murmur[viz]'") from error
+        raise ReportError("event files need tensorboard: pip install 'murmur-asr[viz]'") from error
     made, folders = [], folders_of(runs)
     for folder, name in zip(folders, names_of(folders), strict=True):
         run = read_run(folder, name)

@@ -20,7 +20,7 @@ from murmur.core.whole_files import in_place_of
 from murmur.report.about import COLUMNS, about, legend_suffix, row, tiles, warnings, with_shares
 from murmur.report.cells import COLUMNS as CELL_COLUMNS
 from murmur.report.cells import ComparedCells, folders_of, is_grid, read_grid
-from murmur.report.drawn import COLOURS, Figure, dash_of, themed
+from murmur.report.drawn import COLOURS, DARK, LIGHT, Figure, dash_of, stand_alone, themed
 from murmur.report.figures import averaging, graphs, heldout, learning, speed
 from murmur.report.read import ReportError, Run, names_of, read_run
 from murmur.report.recognised import LARGEST_FILE, LARGEST_TOGETHER, find_audio, worst
@@ -84,14 +84,14 @@ def write_curve(runs: Sequence[Path], out: Path) -> Path:
     drawing = heldout([read_run(folder, name) for folder, name in zip(runs, names_of(runs), strict=True)], "seconds")
     if drawing is None:
         raise ReportError(f"no evaluation yet in any of {', '.join(map(str, runs))}: let them train on")
-    write_text(Path(out), f'<?xml version="1.0" encoding="utf-8"?>\n{printable(drawing.svg)}\n')
+    write_text(Path(out), stand_alone(printable(drawing.svg)))
     return Path(out)
 
 
 def check_installed() -> None:
     """Check that matplotlib and jinja2 are installed; otherwise raise ReportError."""
     if jinja2 is None or mpl is None:
-        raise ReportError("a report needs matplotlib and jinja2: pip install 'murmur[viz]'")
+        raise ReportError("a report needs matplotlib and jinja2: pip install 'murmur-asr[viz]'")
 
 
 def sections(runs: Sequence[Run]) -> dict[str, list[Figure]]:
@@ -150,6 +150,8 @@ def source(charts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     )
     data = json.dumps(charts, separators=(",", ":"), allow_nan=False)
     return {
+        "light": LIGHT,
+        "dark": DARK,
         "style": f"{read_asset('uPlot.min.css')}\n{read_asset('page.css')}\n{RULES}",
         "library": library,
         "script": script,

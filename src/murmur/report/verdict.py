@@ -11,6 +11,7 @@ from murmur.report.read import Headline, Run
 from murmur.report.recognised import RecognisedUtterance
 
 MOST_NAMED = 3
+EQUAL_TIMES = 1.05  # training times within this factor are told as equal
 
 
 def ranking(runs: Sequence[Run]) -> list[Run]:
@@ -28,6 +29,22 @@ def last_logprob(run: Run) -> float | None:
 
 
 def headline(ranked: Sequence[Run]) -> str:
+    return _of_errors(ranked) + _of_time(ranked)
+
+
+def _of_time(runs: Sequence[Run]) -> str:
+    """The longest training time against the shortest one; empty where these are not of one kind, real or virtual."""
+    timed = sorted((run for run in runs if run.records.last_seconds > 0), key=lambda run: run.records.last_seconds)
+    if len(timed) < 2 or len({bool(run.simulated) for run in timed}) > 1:
+        return ""
+    ratio = timed[-1].records.last_seconds / timed[0].records.last_seconds
+    if ratio < EQUAL_TIMES:
+        return f"; training took equally long, within {100 * (EQUAL_TIMES - 1):.0f} %"
+    virtual = ", in virtual seconds" if timed[0].simulated else ""
+    return f"; {timed[-1].name} trained {ratio:.2f} times as long as {timed[0].name}{virtual}"
+
+
+def _of_errors(ranked: Sequence[Run]) -> str:
     best = ranked[0]
     if best.headline is None:
         found = last_logprob(best)
@@ -96,7 +113,7 @@ def notes(ranked: Sequence[Run]) -> list[str]:
         said.append(f"Measured on {part or 'test'}{system and ', by the '}{system}.")
     for run in rated[1 : 1 + MOST_NAMED]:
         paired = difference(rated[0].utterances, run.utterances)
-        if paired is not None:
+        if paired is not None and paired.low < paired.high:  # equal in each utterance: no draw tells them apart
             said.append(
                 f"The word error rate of {run.name} differs by {paired.value:+.2f} points from that of {rated[0].name}"
                 f" (95 % interval {paired.low:+.2f} to {paired.high:+.2f}, paired bootstrap on the same utterances)."

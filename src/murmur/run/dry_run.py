@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from statistics import median
 from typing import Any
@@ -28,12 +28,11 @@ from murmur.engine.record import duration
 from murmur.engine.scaling import described
 from murmur.engine.source import warn_of_optimizer
 from murmur.engine.task import Loss, seed_of, seed_torch
-from murmur.execution.workers import cores_here
 from murmur.report.terminal_table import TerminalTable
 from murmur.run.preparation import preparation_lines, to_prepare
 from murmur.run.request import RunRequest
 from murmur.run.saved_model import prepare
-from murmur.run.timed import timed
+from murmur.run.timed import busy_line, timed
 from murmur.run.training import share_threads
 from murmur.worlds.process.environment import Place
 from murmur.worlds.process.world import device_of
@@ -41,7 +40,6 @@ from murmur.worlds.virtual.cluster import Cluster
 
 TIMED = 6  # minibatches to time, after a warm-up pass over the same ones
 MOST_SECONDS = 20.0  # for a pass; with long steps it covers fewer minibatches
-IDLE_LOAD = 0.25  # per core; a machine below this load counts as idle
 MB = 1e6
 LEAST_TURNS = 1000  # runs of 154 to 243 turns lost up to 40 %, runs of 1,232 turns up to 8 %: docs/scaling.md
 
@@ -79,7 +77,9 @@ def dry_run(request: RunRequest, experiment: Experiment, prepared_only: bool, st
         console.print("the model, the first minibatch and the time of a step need the prepared data")
         return 0
     busy = busy_line()
-    with console.status("preparing the data"):
+    if missing:
+        console.print("a dry run prepares this data, as training does; with --no-prepare it does not", soft_wrap=True)
+    with timed("preparing the data") if missing else nullcontext():
         prepare(experiment)
     device = device_of(Place(0, 1, 0, "127.0.0.1", 0))
     seed_torch(seed_of(experiment.seed, "model"), device)
@@ -113,16 +113,6 @@ def experiment_lines(experiment: Experiment, learners: int) -> list[str]:
     if learners > 1:
         lines.append(f"scaling: {described(experiment.scaled(learners).rule, training, experiment.optimizer)}")
     return lines
-
-
-def busy_line() -> str:
-    load, cores = os.getloadavg()[0], cores_here()
-    if load < IDLE_LOAD * cores:
-        return f"this machine was idle (load average {load:.1f}, {counted(cores, 'core')})"
-    return (
-        f"this machine was busy (load average {load:.1f}, {counted(cores, 'core')}): other work slowed the steps above;"
-        " the fastest one is the best estimate for an idle machine"
-    )
 
 
 def parameter_table(model: nn.Module) -> TerminalTable:

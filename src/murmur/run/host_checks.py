@@ -27,6 +27,7 @@ from murmur.core.counted import counted
 from murmur.core.group import Group, PeerLost
 from murmur.core.world import Seat
 from murmur.execution.workers import cores_here
+from murmur.run.folder.provenance import OWN
 from murmur.worlds.process.environment import Place
 from murmur.worlds.process.launcher import Launch
 from murmur.worlds.process.world import ProcessWorld
@@ -86,7 +87,7 @@ def read_pins() -> tuple[dict[str, str], str]:
     if file.is_file():
         return parse_pins(file.read_text(encoding="utf-8").splitlines()), "constraints.txt"
     try:
-        lines = requires("murmur") or []
+        lines = requires(OWN) or []
     except PackageNotFoundError:
         lines = []
     return parse_pins(lines), "the package's requirements"
@@ -122,7 +123,7 @@ def check_versions(pins: Mapping[str, str], installed: Mapping[str, str], where:
             found.append(HostFinding(level, name, f"{have}, {where} has {wanted}", remedy))
     missing = [name for name in SPEECH if name not in installed]
     if missing:
-        remedy = "pip install -c constraints.txt 'murmur[speech,synth]' for prepare, align, decode, score, lm"
+        remedy = "pip install 'murmur-asr[speech,synth]' for prepare, align, decode, score, lm"
         found.append(HostFinding("warn", "speech libraries", f"without {', '.join(missing)}", remedy))
     present = len([name for name in (*CORE, *SPEECH) if name in installed])
     if not found:

@@ -9,6 +9,7 @@ from murmur.core.path_checks import LEAST_BYTES, folder_to_write
 from murmur.core.printable import say
 from murmur.engine.record import duration
 from murmur.engine.task import Checkable, Preparable, Unmade
+from murmur.run.timed import slowdown
 
 MB = 1e6
 
@@ -39,7 +40,9 @@ def preparation_lines(missing: Sequence[Unmade]) -> list[str]:
     size = sum(each.size_bytes for each in missing) / MB
     where = ", ".join(dict.fromkeys(str(each.folder) for each in missing))
     whole = duration(max(1.0, sum(each.seconds for each in missing)))
-    return [*lines, f"to prepare: about {whole} on an idle machine, {size:.0f} MB in {where}"]
+    factor = slowdown()
+    busy = f" (this one is busy: {factor:.1f} times as long)" if factor > 1 else ""
+    return [*lines, f"to prepare: about {whole} on an idle machine{busy}, {size:.0f} MB in {where}"]
 
 
 def task_to_do(task: object) -> None:

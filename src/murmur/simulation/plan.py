@@ -83,7 +83,8 @@ class PlanRequest:
 
     @cached_property
     def hardware(self) -> Preset:
-        return kind_of(self.scenario.kind or KIND)
+        found = kind_of(self.scenario.kind or KIND)
+        return replace(found, link=self.scenario.linked(found.link))
 
     @cached_property
     def measured(self) -> tuple[nn.Module, FirstSteps, Machine]:
@@ -135,7 +136,7 @@ class PlanRequest:
         if experiment is not None and (self.scenario.step_seconds is not None or flops is not None):
             say(f"in place of the measured step: {seconds:.6f} s, as given")
         compute = compute_times(seconds, self.scenario.jitter, self.scenario.stragglers, learners)
-        return preset_site(hardware, learners, compute, work, self.scenario.kind or KIND, experiment)
+        return preset_site(hardware, learners, compute, work, self.scenario.named(KIND), experiment)
 
     def _measured_work(self, experiment: Experiment, learners: int) -> tuple[Given, float, Preset]:
         """Work of the experiment with some learners, in which numbers by hand take precedence; its seconds; machines.
@@ -182,7 +183,7 @@ def all_given(given: Given) -> dict[str, float]:
 
 def show_plan(
     request: PlanRequest,
-    chosen: Sequence[Strategy],
+    chosen: Sequence[str],
     learners: Sequence[int],
     price: float = 0.0,
     explain: bool = False,
@@ -190,29 +191,38 @@ def show_plan(
 ) -> None:
     """Show the table of the strategies for some numbers of learners, and on request formulas and picture.
 
-    Without strategies the usual ones are planned, beside that of an experiment on its own cluster; without numbers, the
-    experiment's or the usual number.
+    Strategies are shown as they were written. Without some the usual ones are planned, beside that of an experiment on
+    its own cluster; without numbers, the experiment's or the usual number.
     """
     if any(number < 1 for number in learners):
         raise SettingError(f"--learners {','.join(map(str, learners))}: give positive numbers, such as 16,32,64")
     sites = [request.site(number) for number in sorted(set(learners)) or (None,)]
     own = [request.experiment.strategy] if request.experiment is not None and request.on_own_cluster else []
-    wanted = chosen or [*own, *(usual for usual in map(strategy_of, USUAL) if usual not in own)]
-    found = [ranked(wanted, site.cluster_of(site.learners), site.work, price) for site in sites]
+    written = {shown(strategy): shown(strategy) for strategy in own if not chosen}
+    written = {shown(strategy_of(text)): text.strip() for text in chosen or USUAL} | written
+    asked = [strategy_of(text) for text in chosen]
+    wanted = asked or [*own, *(usual for usual in map(strategy_of, USUAL) if usual not in own)]
+    found = [
+        [replace(row, strategy=written[row.strategy]) for row in ranked(wanted, site.cluster, site.work, price)]
+        for site in sites
+    ]
     place = {row.strategy: number for number, row in enumerate(found[-1])}
     rows = sorted((row for each in found for row in each), key=lambda row: (place[row.strategy], row.learners))
     on = f" on {counted(sites[0].learners, 'learner')}" if len(sites) == 1 else ""
     show(rows, f"one epoch{on}, {sites[0].name}", explain)
     if plot is not None:
-        draw(plot, wanted, sites[0])
+        draw(plot, wanted, sites[0], written)
     if request.experiment is not None and request.experiment.published is not None:
-        show_published(request.experiment.published, sites, chosen or own)
+        show_published(request.experiment.published, sites, asked or own, written)
 
 
 def show(rows: Sequence[PlanRow], title: str, explain: bool) -> None:
     console = Console()
     console.print(plan_table(rows, title))
     console.print("memory: vectors and optimizer of a learner, no activations; rounds: averaging rounds a gradient")
+    console.print(
+        "loss: held-out loss over one learner's at equal samples, lowest to highest of the sets of docs/scaling.md"
+    )
     console.print("train: learners that take gradients; speed-up, efficiency and cost count those that only serve too")
     several = len({row.learners for row in rows}) > 1
     for row in rows if explain else ():
@@ -220,18 +230,20 @@ def show(rows: Sequence[PlanRow], title: str, explain: bool) -> None:
         console.print("\n".join([head, *(f"  {line}" for line in row.form.lines)]), markup=False, soft_wrap=True)
 
 
-def draw(path: Path, wanted: Sequence[Strategy], site: Site) -> None:
+def draw(path: Path, wanted: Sequence[Strategy], site: Site, written: Mapping[str, str]) -> None:
     with timed("speed-up at 1 to 1024 learners"):
-        curves = {shown(strategy): scaled(strategy, site.cluster_of, site.work_of) for strategy in wanted}
+        curves = {written[shown(strategy)]: scaled(strategy, site.cluster_of, site.work_of) for strategy in wanted}
         draw_scaling(curves, path, "speed-up of an epoch")
     say(f"{path}")
 
 
-def show_published(published: Published, sites: Sequence[Site], strategies: Sequence[Strategy]) -> None:
+def show_published(
+    published: Published, sites: Sequence[Site], strategies: Sequence[Strategy], written: Mapping[str, str]
+) -> None:
     epochs = sites[0].epochs
-    rows = [row for site in sites for row in ranked(strategies, site.cluster_of(site.learners), site.work)]
+    rows = [row for site in sites for row in ranked(strategies, site.cluster, site.work)]
     say(f"the whole training, {epochs:g} epoch{'' if epochs == 1 else 's'}, at this pace:")
-    predictions = [Prediction(r.strategy, r.learners, r.hours * epochs, r.speed_up) for r in rows]
+    predictions = [Prediction(written[r.strategy], r.learners, r.hours * epochs, r.speed_up) for r in rows]
     for line in compared(published, predictions):
         say(line)
 
@@ -254,6 +266,10 @@ class Site:
     @property
     def work(self) -> Work:
         return self.work_of(self.learners)
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.cluster_of(self.learners)
 
 
 def preset_site(
@@ -314,7 +330,7 @@ def own_site(experiment: Experiment, scenario: Scenario, given: Mapping[str, flo
         return replace(whole, learners=count, compute=times, nodes=None, links={}, faults=())
 
     epochs = experiment.budget.total(task) / task.per_epoch
-    return Site(cluster_of, work_of, whole.learners, scenario.kind or "the experiment's cluster", epochs)
+    return Site(cluster_of, work_of, whole.learners, scenario.named("the experiment's cluster"), epochs)
 
 
 def pieces_of(experiment: Experiment, learners: int) -> int:

@@ -20,13 +20,14 @@ from murmur.worlds.virtual.cluster import (
     ComputeTime,
     ConstantSeconds,
     Kill,
+    Link,
     LognormalSeconds,
     MeasuredSeconds,
     RecordedSeconds,
     Rejoin,
     Stop,
 )
-from murmur.worlds.virtual.presets import PRESETS, Preset, preset
+from murmur.worlds.virtual.presets import GBIT, PRESETS, Preset, preset
 
 KIND, LEARNERS = "v100-ethernet", 8  # if neither the command line nor the experiment sets them
 
@@ -43,6 +44,7 @@ class Scenario:
         kills, stops, rejoins: Texts such as 5@30s, 3@10s+20s, 5@60s.
         lease_seconds: Silence after which a learner counts as lost.
         model_bytes: Bytes of a vector on the wire, in place of the model's own size.
+        gbit_per_second, latency_us: Network of a node, in place of the cluster's.
     """
 
     learners: int | None = None
@@ -57,10 +59,22 @@ class Scenario:
     rejoins: tuple[str, ...] = ()
     lease_seconds: float | None = None
     model_bytes: float | None = None
+    gbit_per_second: float | None = None
+    latency_us: float | None = None
 
     def __post_init__(self) -> None:
         if self.trace is not None and (self.jitter or self.step_seconds is not None):
             raise SettingError(f"--trace {self.trace} sets times and jitter: leave out --step-seconds and --jitter")
+
+    def linked(self, link: Link) -> Link:
+        """Return a node's network with the numbers of this scenario."""
+        latency = link.latency_seconds if self.latency_us is None else 1e-6 * self.latency_us
+        return Link(latency, link.bytes_per_second if self.gbit_per_second is None else GBIT * self.gbit_per_second)
+
+    def named(self, default: str) -> str:
+        """Return the name of the cluster with the numbers that replace those of its network."""
+        changed = ((self.gbit_per_second, "Gb/s"), (self.latency_us, "us"))
+        return ", ".join([self.kind or default, *(f"{value:g} {unit}" for value, unit in changed if value is not None)])
 
     def unknown_step(self, experiment: Experiment) -> bool:
         """True if nothing states the seconds of a gradient, so that they must be measured."""
@@ -91,6 +105,7 @@ class Scenario:
             cut /= cut_of_trace(self.trace, cut)
         return replace(
             base,
+            link=self.linked(base.link),
             learners=learners,
             compute=compute if cut == 1 else PieceSeconds(compute, cut),
             nodes=self.nodes or base.nodes,

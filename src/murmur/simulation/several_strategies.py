@@ -126,7 +126,7 @@ def show(accounts: Sequence[Account], out: Path) -> None:
     try:
         check_installed()
     except ReportError:
-        console.print("no picture: pip install 'murmur[viz]'")
+        console.print("no picture: pip install 'murmur-asr[viz]'")
         return
     draw_accounts({account.strategy: account for account in accounts}, out / "simulated.png", f"{title}, virtual time")
     console.print(f"{out / 'simulated.png'}", highlight=False, soft_wrap=True)

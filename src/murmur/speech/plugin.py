@@ -57,5 +57,5 @@ PLUGIN = Plugin(
         ),
     },
     recipes="murmur.speech.recipes",
-    install="pip install -c constraints.txt 'murmur[speech,synth,viz]'",
+    install="pip install 'murmur-asr[speech,synth,viz]'",
 )

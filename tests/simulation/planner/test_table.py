@@ -16,7 +16,17 @@ from murmur.recipes import toy
 from murmur.simulation.account import of_timing
 from murmur.simulation.plan import measure_machine
 from murmur.simulation.planner.setting import Work, step_seconds
-from murmur.simulation.planner.table import Prediction, agrees, compared, draw_scaling, ranked, row_of, scaled, shown
+from murmur.simulation.planner.table import (
+    Prediction,
+    agrees,
+    compared,
+    draw_scaling,
+    ranked,
+    readable,
+    row_of,
+    scaled,
+    shown,
+)
 from murmur.simulation.planner.timing import time_strategy
 from murmur.strategies import ADPSGD, KAVG, SuperLearners, SyncSGD
 from murmur.worlds.virtual.cluster import Cluster, ConstantSeconds, Link, LognormalSeconds
@@ -70,7 +80,7 @@ def test_scaling_skips_what_cannot_be_split_into_nodes(tmp_path: Path) -> None:
     rows = scaled(SuperLearners(ADPSGD(), 4), lambda n: replace(CLUSTER, learners=n), lambda _: WORK, [1, 2, 4, 8])
     assert [row.learners for row in rows] == [4, 8]
     assert shown(SuperLearners(ADPSGD(), 4)) == "SuperLearners(outer=ADPSGD(mixing=ring), node_size=4)"
-    pytest.importorskip("matplotlib", reason="drawing needs matplotlib (pip install murmur[viz])")
+    pytest.importorskip("matplotlib", reason="drawing needs matplotlib (pip install murmur-asr[viz])")
     draw_scaling({"nodes": rows}, tmp_path / "scaling.svg", "title")
     assert "<svg" in (tmp_path / "scaling.svg").read_text()
 
@@ -98,6 +108,13 @@ def test_a_timed_run_is_complete_and_repeats() -> None:
     rounds = 5  # the next mean has no weights and sends no vectors
     assert lock_step.sent_bytes == pytest.approx([rounds * 2 * 3 / 4 * 1e6] * 4)
     assert lock_step.exchanges == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0.4 s"), (9.96, "10 s"), (63, "1 min 03 s"), (12e3, "3 h 20 min")]
+)
+def test_times_of_a_plan_can_be_read(seconds: float, text: str) -> None:
+    assert readable(seconds) == text
 
 
 def test_presets_name_their_sources() -> None:

@@ -12,12 +12,12 @@ from murmur.cli import app
 from murmur.speech.commands.decode import write_results
 from murmur.speech.recognition.decoding import Decoding
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.corpus.kaldi_dir import read_table
 from tests.support.plateaus import make_set
 
-OPTIONS = ("task.hidden=12", "task.layers=1", "task.stack=1", "budget.epochs=6", "evaluate_every_epochs=3")
+OPTIONS = ("task.network=Blstm(hidden=12, layers=1)", "budget.epochs=6", "evaluate_every_epochs=3")
 
 
 def run(*words: object) -> tuple[int, str]:

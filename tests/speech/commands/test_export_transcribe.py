@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from murmur.speech.features.shards import sha256_of
 from murmur.speech.recognition.export import digest_of
 from murmur.speech.recognition.run_records import IRRELEVANT
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 import soundfile
 import soxr
@@ -30,6 +31,7 @@ from tests.support.tone_runs import ctc_settings, train_ctc, train_hybrid
 from tests.support.tones import RATE, make_tones, tones
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "decode_export.py"
+PAGE = EXAMPLE.parents[1].joinpath("docs", "export.md").read_text(encoding="utf-8")
 WORDS = ["ANNA", "BOB", "NOB"]
 
 
@@ -53,6 +55,12 @@ def ctc(corpus):
     return train_ctc(corpus)
 
 
+@pytest.fixture(scope="module")
+def conformer(corpus):
+    network = "Conformer(hidden=16, layers=1, heads=2, kernel=5, dropout=0.0, stack=3)"
+    return train_ctc(corpus, "conformer", f"task.network={network}")
+
+
 @pytest.fixture
 def speech(tmp_path):
     path = tmp_path / "said.wav"
@@ -61,26 +69,15 @@ def speech(tmp_path):
 
 
 def by_sherpa(export, path):
-    """Words by sherpa-onnx in a separate process, because sherpa-onnx ends the process on invalid input."""
-    pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed (pip install murmur[deploy])")
-    code = """
-import json, pathlib, sys, soundfile, sherpa_onnx
-export, path = map(pathlib.Path, sys.argv[1:])
-facts, graph = json.loads((export / "metadata.json").read_text()), export / "graph.fst"
-r = sherpa_onnx.OfflineRecognizer.from_zipformer_ctc(
-    model=str(export / "model.onnx"), tokens=str(export / "tokens.txt"), sample_rate=int(facts["sample_rate"]),
-    feature_dim=int(facts["feature_dim"]), ctc_graph=str(graph) if graph.is_file() else "")
-s = r.create_stream()
-samples, rate = soundfile.read(path, dtype="float32")
-s.accept_waveform(rate, samples)
-r.decode_stream(s)
-if not graph.is_file():
-    sys.exit(print(s.result.text.strip()))
-words = dict(reversed(line.split()) for line in (export / "words.txt").read_text().splitlines())
-print(" ".join(words[str(label)] for label in s.result.words))
-"""
-    command = [sys.executable, "-c", code, export, path]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    """Words by the program of docs/export.md in a separate process, which sherpa-onnx ends on invalid input."""
+    pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed (pip install murmur-asr[deploy])")
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    if not (export / "graph.fst").is_file():
+        code = code.replace('ctc_graph="exported/graph.fst",', "").partition("words = ")[0]
+        code += "print(stream.result.text.strip())"
+    code = code.replace("exported/", f"{export}/").replace("talk.wav", str(path))
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 
@@ -100,7 +97,7 @@ def transcribed(model, path, *options):
 
 def test_hybrid_says_the_same_everywhere(hybrid, speech, tmp_path, monkeypatch, capsys):
     assert transcribed(hybrid, speech) == " ".join(WORDS)
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     code, told, said = run("export", hybrid, "--to", "onnx", "--out", out)
     assert code == 0, said
@@ -113,7 +110,7 @@ def test_hybrid_says_the_same_everywhere(hybrid, speech, tmp_path, monkeypatch, 
 
 
 def test_stream_says_the_same(hybrid, speech, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "stream"
     code, _, said = run("export", hybrid, "--out", out, "--kind", "stream")
     assert (code, out.exists()) == (1, False)
@@ -131,9 +128,11 @@ def test_stream_says_the_same(hybrid, speech, tmp_path, monkeypatch, capsys):
     assert by_example(monkeypatch, capsys, out, speech) == " ".join(WORDS)
 
 
+@pytest.mark.parametrize("model", ["ctc", "conformer"])
 @pytest.mark.parametrize("grammar", ["greedy", "loop"])
-def test_ctc_says_the_same_everywhere(ctc, speech, tmp_path, monkeypatch, capsys, grammar):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+def test_ctc_says_the_same_everywhere(request, speech, tmp_path, monkeypatch, capsys, model, grammar):
+    ctc = request.getfixturevalue(model)
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     assert run("export", ctc, "--out", out, "--grammar", grammar)[0] == 0
     assert transcribed(ctc, speech, "--grammar", grammar) == " ".join(WORDS)
@@ -166,13 +165,14 @@ def elsewhere(corpus, tmp_path):
         ("hybrid", ("--cmvn", "global", "--kind", "stream")),
         ("ctc", ("--grammar", "greedy")),
         ("ctc", ("--grammar", "loop", "--penalty", "0.5", "--scale", "0.7")),
+        ("conformer", ("--grammar", "loop")),
     ],
 )
 def test_an_export_transcribes_alone(request, speech, tmp_path, elsewhere, model, options):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     folder, out = request.getfixturevalue(model), tmp_path / "exported"
     assert run("export", folder, "--out", out, *options)[0] == 0
-    same = [w for o, v in zip(options[::2], options[1::2], strict=True) if model == "ctc" for w in (o, v)]
+    same = [w for o, v in zip(options[::2], options[1::2], strict=True) if model != "hybrid" for w in (o, v)]
     wanted = json.loads(transcribed(folder, speech, "--format", "json", *same))
     found = json.loads(transcribed(elsewhere(out), speech, "--format", "json"))
     for mine, other in zip(found.pop("words"), wanted.pop("words"), strict=True):
@@ -185,7 +185,7 @@ def test_an_export_transcribes_alone(request, speech, tmp_path, elsewhere, model
 
 
 def test_an_export_cannot_be_given_other_insides(hybrid, speech, tmp_path):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     assert run("export", hybrid, "--out", out)[0] == 0
     assert transcribed(out, speech, "--beam", 20, "--lattice-beam", 3) == " ".join(WORDS)
@@ -238,7 +238,7 @@ def without(key):
     ],
 )
 def test_a_damaged_export_is_named(ctc, speech, tmp_path, name, damage):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     assert run("export", ctc, "--out", out, "--grammar", "loop")[0] == 0
     damage(out / name)
@@ -248,7 +248,7 @@ def test_a_damaged_export_is_named(ctc, speech, tmp_path, name, damage):
 
 
 def test_a_network_that_onnxruntime_does_not_take_is_told(ctc, speech, tmp_path):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     assert run("export", ctc, "--out", out, "--grammar", "greedy")[0] == 0
     (out / "model.onnx").write_bytes(b"of a later version")
@@ -261,7 +261,7 @@ def test_a_network_that_onnxruntime_does_not_take_is_told(ctc, speech, tmp_path)
 
 
 def test_export_is_whole_or_not_at_all(hybrid, tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out = tmp_path / "exported"
     assert run("export", hybrid, "--out", out)[0] == 0
     before = {p.name: p.read_bytes() for p in out.iterdir()}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.core.stop_signals import Stopped
 from murmur.run.configuration import resolved

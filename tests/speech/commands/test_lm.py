@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from murmur.core.stop_signals import Stopped
 
-pytest.importorskip("kaldialign", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldialign", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.language_model.arpa import read_arpa, write_arpa

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 import soundfile
 
@@ -231,7 +231,7 @@ def test_tuning_improves_what_a_bad_scale_breaks(ctc, corpus, own, speech, tmp_p
 
 
 def test_an_export_holds_the_own_words(hybrid, own, speech, tmp_path):
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     out, rules = tmp_path / "exported", own("public <r> = ANNA (BOB | NOB) NOBBA;")
     lexicon = own("NOBBA N O B\n", "mine.txt")
     code, _, said = run("export", hybrid, "--out", out, "--grammar", rules, "--lexicon", lexicon)

@@ -19,13 +19,15 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from tests.support import corpus_layouts
 
-pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 import soundfile
 
 from murmur.speech.corpus.kaldi_dir import read_data_dir, read_table
 from murmur.speech.corpus.published import catalogue, dataset_writer, fetch
 from murmur.speech.corpus.published.catalogue import CORPORA
+from murmur.speech.corpus.recordings import read_channels
+from murmur.speech.features.analysis import read_audio
 from murmur.speech.tasks import corpora as sets
 from murmur.speech.tasks.published_set import chosen_parts
 
@@ -286,8 +288,8 @@ def test_own_recordings_are_checked_as_training_does(tmp_path: Path) -> None:
     root = own_recordings(tmp_path / "rec", 12, takes=50)
     noise = np.random.default_rng(0).normal(0, 0.1, 48000)
     rate = soundfile.info(root / "s00/0.wav").samplerate
-    # The first recording has another rate: the rate of most recordings counts.
-    soundfile.write(root / "s00/0.wav", noise, 3 * rate)
+    soundfile.write(root / "s00/0.wav", noise, rate)
+    (root / "s00/0.txt").write_bytes(b"\xff\xfe")
     soundfile.write(root / "s01/0.wav", np.stack([noise, noise], 1), rate)
     soundfile.write(root / "s02/0.wav", noise[:10], rate)
     (root / "s03/0.wav").write_bytes((root / "s03/0.wav").read_bytes()[:3000])
@@ -296,7 +298,7 @@ def test_own_recordings_are_checked_as_training_does(tmp_path: Path) -> None:
     (root / "s04/0.wav").unlink()
     code, said = run("own", "--from", root, "--out", tmp_path / "my set")
     assert code == 0, said
-    assert f"s00/0.wav): it has {3 * rate} Hz, most recordings have {rate} Hz: resample it" in said
+    assert "s00/0.txt): it is UTF-16, not UTF-8" in said
     assert "s01/0.wav has 2 channels and none is chosen: extract the one that holds the speech" in said
     assert "s02/0.wav): its 0.001 s are shorter than one analysis window of 0.025 s" in said
     assert "data/train: 5 of 500 utterances are left out: s00-0 (" in said
@@ -309,6 +311,65 @@ def test_own_recordings_are_checked_as_training_does(tmp_path: Path) -> None:
     assert f"all recordings have {rate} Hz and one channel" in said
     assert "licence: that of your recordings" in said
     assert f": murmur train ctc --set 'task.corpus={tmp_path}/my set' --set task.units=char" in said
+
+
+@pytest.mark.parametrize("native", [44100, 8000])
+def test_recordings_at_other_rates_are_resampled_as_transcribe_does(native: int, tmp_path: Path) -> None:
+    root, out = own_recordings(tmp_path / "rec", 10), tmp_path / "set"
+    rate = soundfile.info(root / "s01/0.wav").samplerate
+    tone = 0.5 * np.sin(2 * np.pi * 440 * np.arange(native // 2) / native)
+    soundfile.write(root / "s00/0.wav", tone, native)  # the first one: the rate of most recordings counts
+    code, said = run("own", "--from", root, "--out", out)
+    assert code == 0, said
+    assert f"1 recording at other rates: training uses copies of {rate} Hz in {out}/audio\n" in said
+    assert f"all other recordings have {rate} Hz and one channel" in said
+    audio = {u.id: u.audio for u in read_data_dir(out / "data/train").utterances}["s00-0"]
+    assert audio is not None
+    copy = read_audio(audio, rate)
+    (wanted,) = read_channels(root / "s00/0.wav", rate, "average")
+    assert np.abs(copy - wanted.samples).max() < 2**-23
+    assert read_table(out / "data/train/utt2dur")["s00-0"] == "0.500"
+    made = audio.path.stat().st_mtime_ns
+    assert run("own", "--from", root, "--out", out)[0] == 0
+    assert audio.path.stat().st_mtime_ns == made
+    soundfile.write(root / "s00/0.wav", tone[:2000], native)
+    assert run("own", "--from", root, "--out", out)[0] == 0
+    assert soundfile.info(audio.path).frames == len(copy), "a copy of the earlier recording was replaced"
+    assert len(list(audio.path.parent.glob("*.flac"))) == 2
+
+
+def test_the_whole_rule_of_speakers_is_told(tmp_path: Path) -> None:
+    code, said = run("own", "--from", own_recordings(tmp_path / "rec", 1), "--out", tmp_path / "set")
+    assert code == 1
+    assert "has 1 speaker. Without folders of splits the last tenth of the speakers, at least one, is test" in said
+    assert "every 8th is dev, so 9 are needed" in said
+    for split in ("train", "dev", "test"):
+        own_recordings(tmp_path / "splits" / split, 1)
+    code, said = run("own", "--from", tmp_path / "splits", "--out", tmp_path / "set")
+    assert code == 0, said
+    assert "next: murmur lexicon" in said
+
+
+def test_skipped_files_are_all_named_and_nothing_is_left_of_a_split_without_others(tmp_path: Path) -> None:
+    root, out = own_recordings(tmp_path / "rec", 12), tmp_path / "set"
+    bad = [root / f"s{n:02}/0.wav" for n in range(5)]
+    for path in bad:
+        path.write_bytes(b"no sound")
+    code, said = run("own", "--from", root, "--out", out)
+    assert code == 1
+    assert "train: 5 of 20 utterances cannot be used, more than 1 % (mend or remove them):" in said
+    assert said.endswith("\n--skip leaves them out\n")
+    code, said = run("own", "--from", root, "--out", out, "--skip")
+    assert code == 0, said
+    assert all(f"data/train without s{n:02}-0 ({path}): {path} cannot be read" in said for n, path in enumerate(bad))
+    assert "data/train: 5 of 20 utterances are left out: s00-0 (" in said
+    assert len(texts(out, "train")) == 15
+    for path in (root / "s11").glob("*.wav"):
+        path.write_bytes(b"no sound")
+    code, said = run("own", "--from", root, "--out", out, "--skip")
+    assert code == 1
+    assert "test: 2 of 2 utterances cannot be used (mend or remove them):" in said
+    assert "--skip" not in said
 
 
 def test_too_few_speakers_for_training_are_told(tmp_path: Path) -> None:

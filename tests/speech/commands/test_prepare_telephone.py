@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from murmur.cli import app
 from tests.support import ldc_layouts
 
-pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from lhotse.audio.backend import get_current_audio_backend
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.run.folder.contents import remove_run
 from murmur.speech.corpus.kaldi_dir import read_table

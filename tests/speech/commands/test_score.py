@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 
-pytest.importorskip("kaldialign", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldialign", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.report.error_rate import compare, interval
 from murmur.speech.corpus.kaldi_dir import write_table

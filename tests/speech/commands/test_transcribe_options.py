@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 import soundfile
 
@@ -90,7 +90,7 @@ def test_a_rate_is_for_streams(ctc: Path, speech: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--beam", "--lattice-beam"])
 def test_a_best_path_has_no_beam(ctc: Path, speech: Path, tmp_path: Path, option: str) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     exported = tmp_path / "exported"
     assert run("export", ctc, "--out", exported)[0] == 0
     for model in (ctc, exported):

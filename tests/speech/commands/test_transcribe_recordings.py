@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 import soundfile
 
@@ -68,7 +68,7 @@ def models(tmp_path_factory):
 
 def of_model(models, name):
     if name not in models.exports and name.startswith("exported"):
-        pytest.skip("onnxruntime is not installed (pip install murmur[deploy])")
+        pytest.skip("onnxruntime is not installed (pip install murmur-asr[deploy])")
     return models[name]
 
 

@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 
-pytest.importorskip("soundfile", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("soundfile", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 import soundfile
 

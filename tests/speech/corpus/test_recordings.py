@@ -12,7 +12,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("soundfile", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("soundfile", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.recordings import cut_at_silences, read_channels, read_stream

@@ -107,7 +107,9 @@ def test_a_missing_library_is_named_with_the_extra(url, library, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     for scheme in ("s3", "gs", "https"):
         monkeypatch.delitem(known._registry, scheme, raising=False)
-    with pytest.raises(CorpusError, match=r"needs libraries that are not installed .*pip install murmur\[remote\]"):
+    with pytest.raises(
+        CorpusError, match=r"needs libraries that are not installed .*pip install 'murmur-asr\[remote\]'"
+    ):
         bytes_of(location(url))
 
 
@@ -119,5 +121,5 @@ def test_local_files_need_no_fsspec(tmp_path, monkeypatch):
     assert remote.sound_source(path) is path
     assert remote.exists(path)
     assert remote.mark(path) == (1, path.stat().st_mtime_ns)
-    with pytest.raises(CorpusError, match=r"murmur\[remote\]"):
+    with pytest.raises(CorpusError, match=r"murmur-asr\[remote\]"):
         bytes_of(location("s3://b/x"))

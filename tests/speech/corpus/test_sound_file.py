@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-pytest.importorskip("soundfile", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("soundfile", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Utterance
 from murmur.speech.corpus.recordings import read_channels, read_stream

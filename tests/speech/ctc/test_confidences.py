@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-pytest.importorskip("kaldi_decoder", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_decoder", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph import build_ctc_graph

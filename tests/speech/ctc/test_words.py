@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.ctc import Units, greedy, spoken_words, units_between
 

@@ -27,6 +27,16 @@ def test_interval_of_three_utterances_matches_all_equally_likely_draws():
     assert (got.low, got.high) == pytest.approx((low, high), abs=1e-6)
 
 
+@pytest.mark.parametrize(("words", "coverage"), [(325, 0.95), (1, 0.9), (40, 0.5)])
+def test_without_errors_the_interval_ends_where_none_is_as_rare_as_half_of_the_rest(
+    words: int, coverage: float
+) -> None:
+    for groups in (None, {"a": "s", "b": "s"}):
+        got = interval({"a": ErrorRate(words), "b": ErrorRate(0)}, group_of=groups, coverage=coverage)
+        assert (got.value, got.low) == (0, 0)
+        assert (1 - got.high / 100) ** words == pytest.approx((1 - coverage) / 2)
+
+
 def test_agrees_with_kaldialign_on_many_utterances():
     random = np.random.default_rng(0)
     references = {f"u{i:03d}": [str(w) for w in random.integers(0, 9, random.integers(4, 20))] for i in range(150)}

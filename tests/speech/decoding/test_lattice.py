@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from murmur.speech.decoding.lattice import best_word_paths
 from tests.support.enumerated_lattices import Text, lattices
 
-pytest.importorskip("kaldifst", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldifst", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("onnx", reason="onnx is not installed (pip install murmur[deploy])")
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+pytest.importorskip("onnx", reason="onnx is not installed (pip install murmur-asr[deploy])")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
 
 from murmur.speech.decoding.deployable import (
     FixedCmvn,
@@ -21,7 +21,7 @@ from murmur.speech.decoding.deployable import (
 from murmur.speech.decoding.onnx_file import OPSET, ExportError, in_chunks, session, write_onnx
 from murmur.speech.features.analysis import deltas
 from murmur.speech.features.cmvn import all_with_derivatives, normalise_all, statistics
-from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
+from murmur.speech.models import Blstm, Conformer, Convolutions, Dnn, Lstm, Tdnn, TdnnF
 
 VALUES, OUTPUTS = 6, 5
 NETWORKS = {
@@ -33,6 +33,8 @@ NETWORKS = {
     "dnn": Dnn(hidden=8, layers=2, context=3),
     "lstm": Lstm(hidden=7, layers=2),
     "blstm with stacked frames": Blstm(hidden=7, layers=2, stack=3, bottleneck=4),
+    "conformer": Conformer(hidden=8, layers=2, heads=2, kernel=5),
+    "conformer at a quarter of the rate": Conformer(8, 1, 2, 3, reach=4, stack=4, front=Convolutions((2, 3), bins=3)),
 }
 
 
@@ -73,7 +75,7 @@ def test_scores_are_those_of_each_utterance_alone(tmp_path, name):
 @pytest.mark.parametrize("columns", ["static", "all"])
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("name", ["tdnn", "dnn", "blstm with stacked frames"])
+@pytest.mark.parametrize("name", ["tdnn", "dnn", "blstm with stacked frames", "conformer"])
 def test_derivatives_and_ivectors_are_those_of_each_utterance_alone(tmp_path, name, given, order, columns):
     config, rng = NETWORKS[name], np.random.default_rng(4)
     torch.manual_seed(3)
@@ -175,7 +177,11 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(tmp_path):
     projected = network_of(Lstm(hidden=7, layers=1, projection=3))
     with pytest.raises(ExportError, match="projection have no ONNX operator"):
         exported(tmp_path, WholeUtterances(NoCmvn(), projected, ScoreNetwork(OUTPUTS)))
-    refused = (("blstm with stacked frames", NoCmvn(), "one-directional"), ("lstm", UtteranceCmvn(), "--cmvn global"))
+    refused = (
+        ("blstm with stacked frames", NoCmvn(), "one-directional"),
+        ("conformer", NoCmvn(), "one-directional"),
+        ("lstm", UtteranceCmvn(), "--cmvn global"),
+    )
     for name, cmvn, reason in refused:
         with pytest.raises(ValueError, match=reason):
             StreamedChunks(cmvn, network_of(NETWORKS[name]), ScoreNetwork(OUTPUTS))

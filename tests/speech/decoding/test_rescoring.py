@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("kaldifst", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldifst", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.decoding.decoder import Hypothesis
 from murmur.speech.decoding.lattice import best_word_paths

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.graph_words import unread_words
 
-pytest.importorskip("kaldifst", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldifst", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 import kaldifst
 

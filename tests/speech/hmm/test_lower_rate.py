@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
 from murmur.speech.decoding.graph import build_hclg

@@ -11,7 +11,7 @@ from torch import nn
 
 from murmur.speech.features.chunks import IGNORED, ChunkTable, FramesInMemory, at_speed, fit_targets, speed_copy
 from murmur.speech.hmm.frame_classifier import batch_loss, frame_figures, frame_total, log_likelihoods, log_prior
-from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
+from murmur.speech.models import Blstm, Conformer, Convolutions, Dnn, Lstm, Tdnn, TdnnF
 from murmur.speech.models.layers import splice
 from tests.support.named import named
 
@@ -29,6 +29,8 @@ SMALL = [
     Tdnn(hidden=8, contexts=((-1, 0, 1), (0,)), front=Convolutions((2, 3, 2), bins=5)),
     Tdnn(hidden=8, contexts=((-1, 0, 1), (-3, 0), (0, 6)), stack=3),
     TdnnF(hidden=8, bottleneck=3, strides=(1, 3, 0), stack=3),
+    Conformer(hidden=8, layers=2, heads=2, kernel=3),
+    Conformer(hidden=8, layers=1, heads=4, kernel=5, stack=4, reach=2, front=Convolutions((2, 3), bins=5)),
 ]
 
 
@@ -270,6 +272,7 @@ def test_frame_loss_passes_over_context():
         Blstm(12, 1),
         Lstm(12, 1),
         Dnn(24, 2, 1),
+        Conformer(16, 1, 2, 3, dropout=0.0),
     ],
     ids=named,
 )

@@ -133,7 +133,7 @@ def test_a_machine_that_cannot_speak_is_told_what_to_install(tmp_path: Path, mon
     monkeypatch.setattr("murmur.speech.corpus.synth.espeakng_loader", None)
     monkeypatch.setattr("murmur.speech.recipes.demo.Demo.prepare", lambda self: Synthesizer())
     assert run_demo(tmp_path) == 1
-    assert "murmur[synth]" in capsys.readouterr().out
+    assert "murmur-asr[synth]" in capsys.readouterr().out
 
 
 PHASES = ("corpus", "features", "alignment", "training")

@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 
 import pytest
 
-pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.run.configuration import resolved
 from murmur.speech import recipes

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-pytest.importorskip("soundfile", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("soundfile", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.core.errors import SettingError
 from murmur.speech.recognition.export import check_place

@@ -11,7 +11,7 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.cli import app
 from murmur.speech.commands.decode import opened
@@ -147,7 +147,7 @@ def test_recordings_are_transcribed_alone_and_together_as_one_speaker(place: Pat
 
 
 def test_exports_take_an_ivector_or_are_not_adapted_and_adapted_features_are_refused(place: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     if place.name.rstrip("0123456789") != "ivector":
         for more in ((), ("--cmvn", "global")):
             code, _, said = run("export", place / "run", "--out", place / "exported", *more)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 import soundfile
 
@@ -160,7 +160,7 @@ def test_words_times_and_confidences_need_neither_corpus_nor_cache(
 def test_decoding_and_export_need_neither_corpus_nor_cache(
     request: pytest.FixtureRequest, place: Path, other: Path, tmp_path: Path, model: str
 ) -> None:
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     source = {"hybrid": place / "home" / "tones_experiment.py", "ctc": "ctc"}[model]
     grammar = {"hybrid": (), "ctc": ("--grammar", "loop", "--scale", 0.7)}[model]
 

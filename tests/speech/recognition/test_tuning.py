@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.core.errors import SettingError
 from murmur.speech.features.analysis import Ready

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("lhotse", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.core.errors import SettingError
 from murmur.speech.features.analysis import LogMel, Ready
-from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
+from murmur.speech.models import Blstm, Conformer, Convolutions, Dnn, Lstm, Tdnn, TdnnF
 from murmur.speech.tasks.acoustic_model import ARRAYS, AcousticModel, UnknownNetwork
 
 
@@ -42,6 +42,7 @@ def again(model: AcousticModel, folder: Path) -> AcousticModel:
         Blstm(hidden=8, layers=2, stack=3),
         Tdnn(hidden=8, contexts=((0, 1),)),
         TdnnF(hidden=8, bottleneck=3, strides=(1, 0), front=Convolutions((2, 3), bins=4)),
+        Conformer(hidden=8, layers=1, heads=2, kernel=3, reach=5, stack=3, front=Convolutions((2, 3), bins=4)),
     ],
 )
 @pytest.mark.parametrize("front", [LogMel(8000, 12, frame_shift_seconds=0.02), Ready(12)])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 
 from murmur.engine.budget import Budget
@@ -22,7 +22,7 @@ from murmur.engine.trainer import Trainer
 from murmur.speech.features.augment import SpecAugment
 from murmur.speech.features.chunks import Chunks
 from murmur.speech.hmm.em_loop import EmConfig
-from murmur.speech.models import Dnn, Tdnn
+from murmur.speech.models import Blstm, Dnn, Tdnn
 from murmur.speech.tasks.ctc import CtcTask
 from murmur.speech.tasks.hybrid.config import ChainMmi, HmmStages, Mmi
 from murmur.speech.tasks.hybrid.pretrain import PretrainTask
@@ -55,7 +55,7 @@ def chain(root: Path) -> HybridTask:
 
 
 def ctc(root: Path) -> CtcTask:
-    return CtcTask(corpus=root, units="word", hidden=8, layers=1, minibatch_size=4, cache=root / "cache")
+    return CtcTask(corpus=root, units="word", network=Blstm(8, 1, 0.1, 3), minibatch_size=4, cache=root / "cache")
 
 
 def language_model(root: Path) -> LanguageModelTask:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.decoding import graph_store
 from murmur.speech.decoding.graph import DecodingGraph, Tell, build_hclg, untold

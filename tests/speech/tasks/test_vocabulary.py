@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.core.errors import SettingError
 from murmur.speech.ctc import Units
@@ -92,7 +92,7 @@ def test_without_a_guess_the_words_are_listed(tmp_path: Path, monkeypatch: pytes
     assert "WDJ and 10 more; give lines" in said
     assert "by --lexicon FILE (phones: AH EH N OW S T V), or let them be guessed (--guess auto)" in said
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(SettingError, match=r"nor in .*mine\.txt: NEW; .* pip install 'murmur\[synth\]'"):
+    with pytest.raises(SettingError, match=r"nor in .*mine\.txt: NEW; .* pip install 'murmur-asr\[synth\]'"):
         own(tmp_path, "TEN T EH N\n").pronounced(["NEW"], BASE, PHONES)
     foreign = [("JA", ("j", "aa"))]
     with pytest.raises(SettingError, match=r"NEIN; give lines .* \(phones: aa j\)$"):

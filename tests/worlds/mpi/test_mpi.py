@@ -32,7 +32,7 @@ from murmur.worlds.threads import ThreadWorld
 ROOT = Path(__file__).parents[3]
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 needs_mpi = pytest.mark.skipif(
-    find_spec("mpi4py") is None or not MPIEXEC.exists(), reason="needs mpi4py and mpich: pip install 'murmur[mpi]'"
+    find_spec("mpi4py") is None or not MPIEXEC.exists(), reason="needs mpi4py and mpich: pip install 'murmur-asr[mpi]'"
 )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[4]
+OWN = "murmur-asr"  # distribution of the package murmur: the name murmur of package indexes belongs to other software
 
 
 def commit(checkout: Path = CHECKOUT) -> str | None:
@@ -44,11 +45,11 @@ def _of_branch(git: Path, name: str) -> str | None:
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
-    """Versions of packages; "source" for one that is not installed but runs from its source folder."""
+    """Versions of distributions, of this one under its name murmur; "source" for one that is not installed."""
     found = {}
     for name in names:
         try:
-            found[name] = version(name)
+            found[name] = version(OWN if name == "murmur" else name)
         except PackageNotFoundError:
             found[name] = "source"
     return found

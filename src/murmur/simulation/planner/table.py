@@ -10,11 +10,14 @@ from typing import Any
 
 from murmur.core.facts import Form, learners_for, training_learners
 from murmur.engine.experiment import Published
+from murmur.engine.record import duration
 from murmur.report.terminal_table import TerminalTable
 from murmur.simulation.planner.forms import form_of
+from murmur.simulation.planner.measured import loss_penalty
 from murmur.simulation.planner.setting import ClusterSetting, Work, seconds_alone
 from murmur.worlds.virtual.cluster import Cluster
 
+SMALL_SECONDS = 10.0  # with decimals below
 SCALE = tuple(2**n for n in range(11))  # 1 .. 1024 learners
 
 
@@ -26,6 +29,7 @@ class PlanRow:
         speed_up: Speed-up over the fastest learner of the cluster alone, by its mean seconds of a minibatch.
         memory_bytes: Bytes of a learner's vectors and optimizer, without activations.
         cost: Cost of one epoch in the unit of the price; nan without a price.
+        loss: Measured loss over that of one learner, in words.
     """
 
     strategy: str
@@ -37,6 +41,7 @@ class PlanRow:
     cost: float
     form: Form
     training: int
+    loss: str
 
 
 def row_of(strategy: Any, cluster: Cluster, work: Work, price: float = math.nan) -> PlanRow:
@@ -57,6 +62,7 @@ def row_of(strategy: Any, cluster: Cluster, work: Work, price: float = math.nan)
         cost=hours * cluster.learners * price,
         form=form,
         training=training_learners(strategy, cluster.learners),
+        loss=loss_penalty(shown(strategy), cluster.learners),
     )
 
 
@@ -85,15 +91,21 @@ def scaled(
     return [row_of(strategy, cluster_of(count), work_of(count)) for count in counts]
 
 
+def readable(seconds: float) -> str:
+    """Return seconds as text, such as 0.4 s, 1 min 03 s, 3 h 20 min."""
+    return duration(seconds) if seconds >= SMALL_SECONDS else f"{seconds:.2g} s"
+
+
 def plan_table(rows: Sequence[PlanRow], title: str) -> TerminalTable:
     several = len({row.learners for row in rows}) > 1
-    numbers = ("hours", "speed-up", "efficiency", "train", "binds", "rounds", "memory, MB", "cost")
+    numbers = ("time", "loss", "speed-up", "efficiency", "train", "binds", "rounds", "memory, MB", "cost")
     table = TerminalTable(("strategy", *(("learners",) if several else ()), *numbers), title, keys=2 if several else 1)
     for row in rows:
         table.add_row(
             row.strategy,
             *((str(row.learners),) if several else ()),
-            f"{row.hours:.4g}",
+            readable(3600 * row.hours),
+            row.loss,
             f"{row.speed_up:.2f}",
             f"{row.efficiency:.0%}",
             str(row.training),

@@ -20,6 +20,7 @@ from murmur.run.configuration import recipe_names, resolved
 from murmur.run.folder.lock import beside, locked
 from murmur.run.preparation import task_to_do, tell_preparation
 from murmur.run.timed import timed
+from murmur.speech.corpus.corpus import LOST_AT_MOST, Problem
 from murmur.speech.corpus.published.catalogue import CORPORA, Published
 from murmur.speech.corpus.published.dataset_writer import earlier_splits, write_set
 from murmur.speech.corpus.published.fetch import fetch
@@ -89,6 +90,7 @@ class From:
         download: Fetch the archives into this folder and unpack them there.
         parts: Use only this part of the corpus (see --list); repeatable.
         mirror: Address of the archives, in place of the publisher's.
+        skip: Leave unusable utterances out, however many, and name all of them.
     """
 
     panel: ClassVar[str] = "Published corpora"
@@ -96,6 +98,7 @@ class From:
     download: Path | None = None
     parts: Annotated[tuple[str, ...], typer.Option("--part")] = ()
     mirror: str | None = None
+    skip: bool = False
 
 
 def show_corpora(wanted: bool) -> None:
@@ -138,7 +141,7 @@ def prepare(
     Example: murmur prepare data/train --alignments exp/tri/pdfs --storage uint8 --jobs 4 --out runs/train
 
     The name of a recipe or a .py file is an experiment; with --from or --download a name is a corpus. Unusable
-    utterances are named and left out; more than 1 % of them is an error.
+    utterances are named and left out; more than 1 % of them is an error without --skip.
     """
     wanted = features.wanted
     plain = wanted == Wanted(None, None, features.cmvn, None)
@@ -177,7 +180,11 @@ def prepare_set(name: str, places: From, out: Path, jobs: int) -> None:
         earlier_splits(out, name)  # refuses a folder of other data before recordings are unpacked into it
         with timed(f"recordings of {name}"):
             read = with_plain_audio(read, out / "audio", jobs)
-        for line in contents(corpus, out, write_set(out, name, corpus, read)):
+        manifest = write_set(out, name, corpus, read, 1.0 if places.skip else LOST_AT_MOST)
+        for split, facts in manifest["splits"].items() if places.skip else ():
+            for problem in facts["skipped"]:
+                say(f"data/{split} without {Problem(**problem)}")
+        for line in contents(corpus, out, manifest):
             say(line)
 
 

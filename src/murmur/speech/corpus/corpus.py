@@ -160,18 +160,18 @@ def _placed(row: dict[str, Any], place: Mapping[str, str]) -> dict[str, Any]:
     return row
 
 
-def check_losses(kept: int, problems: Sequence[Problem]) -> None:
-    """Refuse data with too many utterances left out; a CorpusError if nothing is left, or more than 1 % is lost."""
+def check_losses(kept: int, problems: Sequence[Problem], at_most: float = LOST_AT_MOST) -> None:
+    """Refuse data with too many utterances left out; a CorpusError if nothing is left, or more than a share is lost."""
     lost = len({p.utterance for p in problems})
     if kept + lost == 0:
         raise CorpusError("there are no utterances")
-    if kept and lost <= LOST_AT_MOST * (kept + lost):
+    if kept and lost <= at_most * (kept + lost):
         return
+    limit = f", more than {100 * at_most:g} %" if at_most < 1 else ""
     listing = "".join(f"\n  {p}" for p in problems[:8])
     more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
     raise CorpusError(
-        f"{lost} of {counted(kept + lost, 'utterance')} cannot be used, more than {100 * LOST_AT_MOST:g} % "
-        f"(mend or remove them):{listing}{more}"
+        f"{lost} of {counted(kept + lost, 'utterance')} cannot be used{limit} (mend or remove them):{listing}{more}"
     )
 
 

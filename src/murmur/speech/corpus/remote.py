@@ -131,7 +131,7 @@ def _lasting(path: RemotePath, error: BaseException) -> Exception | None:
     status = str(getattr(error, "status" if hasattr(error, "status") else "code", None))
     code, told = int(status) if status.isdigit() else 0, f"({_line(error)})"
     if isinstance(error, ImportError):
-        return CorpusError(f"{path} needs libraries that are not installed {told}: pip install murmur[remote]")
+        return CorpusError(f"{path} needs libraries that are not installed {told}: pip install 'murmur-asr[remote]'")
     if isinstance(error, FileNotFoundError) or code in ABSENT:
         return CorpusError(f"{path}: there is no such file, folder or bucket {told}")
     if isinstance(error, PermissionError) or code in REFUSED or CREDENTIALS.search(type(error).__name__):

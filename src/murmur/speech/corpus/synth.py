@@ -65,7 +65,7 @@ class Voice:
 def check_installed() -> None:
     """Raise a SynthesisError if espeak-ng is not installed."""
     if espeakng_loader is None:
-        raise SynthesisError("espeak-ng is not installed: pip install 'murmur[synth]'")
+        raise SynthesisError("espeak-ng is not installed: pip install 'murmur-asr[synth]'")
 
 
 def load_espeak() -> tuple[ctypes.CDLL, int]:

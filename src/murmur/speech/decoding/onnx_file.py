@@ -19,7 +19,7 @@ from murmur.speech.decoding.deployable import StreamedChunks, WholeUtterances, r
 
 OPSET = 17
 TOLERANCE = 1e-4
-EXTRA = "pip install -c constraints.txt 'murmur[deploy]'"
+EXTRA = "pip install 'murmur-asr[deploy]'"
 WHOLE_INPUTS, WHOLE_OUTPUTS = ("x", "x_lens"), ("log_probs", "log_probs_lens")
 CHUNK_INPUTS, CHUNK_OUTPUTS = (*WHOLE_INPUTS, "h", "c"), (*WHOLE_OUTPUTS, "next_h", "next_c")
 IVECTOR = "ivector"

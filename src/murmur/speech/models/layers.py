@@ -66,6 +66,14 @@ def slower(lengths_N: Tensor, step: int) -> Tensor:
     return torch.div(lengths_N + step - 1, step, rounding_mode="floor")
 
 
+def stacked(feats_NTF: Tensor, stack: int) -> Tensor:
+    """Every `stack` frames joined into one, (N, ceil(T / stack), stack F); zeros fill up the last one."""
+    if stack == 1:
+        return feats_NTF
+    padded = functional.pad(feats_NTF, (0, 0, 0, -feats_NTF.shape[1] % stack))
+    return padded.reshape(padded.shape[0], padded.shape[1] // stack, -1)
+
+
 def every(step: int, x_NTF: Tensor, lengths_N: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Frames 0, `step`, 2 `step` ... of each utterance, and their numbers."""
     if step == 1:

@@ -14,10 +14,9 @@ from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from murmur.core.torch_private import has_fast_bfloat16, is_mapped
-from murmur.speech.models.layers import Kept, through
+from murmur.speech.models.layers import Kept, stacked, through
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class AcousticLstm(nn.Module):
 
     def forward(self, feats_NTF: Tensor, lengths_N: Tensor | None = None) -> Tensor:
         """logits_NUC; without `lengths_N` every utterance fills all T frames."""
-        hidden_NUH = _stacked(feats_NTF, self.stack)
+        hidden_NUH = stacked(feats_NTF, self.stack)
         reverse_NU1 = self._reversal(hidden_NUH, lengths_N) if len(self.backwards) else None
         for number in range(len(self.forwards)):
             hidden_NUH = self.dropout(through(self.layer, self.kept, number, hidden_NUH, reverse_NU1))
@@ -136,13 +135,6 @@ def _run(modules: list[nn.Module], inputs: list[Tensor]) -> list[Tensor]:
 
 def _pick(values_NUH: Tensor, index_NU1: Tensor) -> Tensor:
     return values_NUH.gather(1, index_NU1.expand(-1, -1, values_NUH.shape[2]))
-
-
-def _stacked(feats_NTF: Tensor, stack: int) -> Tensor:
-    if stack == 1:
-        return feats_NTF
-    padded = functional.pad(feats_NTF, (0, 0, 0, -feats_NTF.shape[1] % stack))
-    return padded.reshape(padded.shape[0], padded.shape[1] // stack, -1)
 
 
 def mapped_lstm(layers: Sequence[nn.LSTM], inputs_DNUF: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from murmur.engine.experiment import Experiment
 from murmur.speech.features.augment import SpecAugment
+from murmur.speech.models import Blstm
 from murmur.speech.recipes.hybrid import trained
 from murmur.speech.tasks.ctc import CtcTask
 from murmur.speech.tasks.graph_sources import CTC_SEARCH
@@ -26,21 +27,24 @@ from murmur.strategies import KAVG
 
 def experiment() -> Experiment:
     """Characters, speaker CMVN, strong dropout and masking; K-step averaging; the corpus' unigrams in the graph."""
-    task = CtcTask(
-        corpus=Path("corpora/an4_mfcc"),
-        units="char",
-        lexicon=Path("an4.dic"),
-        hidden=128,
-        dropout=0.3,
-        cmvn="speaker",
-        decoding=replace(CTC_SEARCH, grammar="an4.ug.lm"),
-        augment=SpecAugment(tempo=0.15, time_masks=2, time_frames=15, bin_masks=1, bins=4),
-    )
     return trained(
-        task,
+        system(),
         epochs=36,
         rate=3e-3,
         evaluate_every_epochs=6.0,
         strategy=KAVG(K=4, moments="averaged"),
         max_gradient_norm=0.02,
+    )
+
+
+def system() -> CtcTask:
+    """The task, from which the recipe with a Conformer is made."""
+    return CtcTask(
+        corpus=Path("corpora/an4_mfcc"),
+        units="char",
+        lexicon=Path("an4.dic"),
+        network=Blstm(hidden=128, layers=2, dropout=0.3, stack=3),
+        cmvn="speaker",
+        decoding=replace(CTC_SEARCH, grammar="an4.ug.lm"),
+        augment=SpecAugment(tempo=0.15, time_masks=2, time_frames=15, bin_masks=1, bins=4),
     )

@@ -32,6 +32,7 @@ from murmur.report.verdict import ranking
 from murmur.run.folder.contents import opened, read_facts, refuse_work
 from murmur.run.folder.lock import LOCK, locked
 from murmur.run.request import RunRequest
+from murmur.run.timed import busy_line
 from murmur.run.training import command_of_learner, missing_from, write_run
 from murmur.speech.corpus.synth import SynthesisError
 from murmur.speech.features.feature_store import UTTERANCES_PER_SHARD
@@ -76,6 +77,7 @@ class Demo:
         for request in open_requests:
             if not self.force and not is_same(request.out, request.experiment().digest()):
                 refuse_work(request.out, WAYS)
+        busy = busy_line() if open_requests else ""
         if open_requests:
             self.prepare()
         for request in requests:
@@ -90,6 +92,8 @@ class Demo:
         write_curve(folders, self.out / "learning.svg")
         page = write_report(folders, self.out / "report.html")
         self.console.print(table([read_run(folder) for folder in folders]))
+        if busy:
+            self.say(busy)
         self.say(f"{time.monotonic() - began:.0f} s in all; the report: {escape(str(page))}")
         return 0
 

@@ -46,7 +46,12 @@ TREE = TreeConfig(leaves=900)
 
 def experiment() -> Experiment:
     """Monophones to SAT; a TDNN in bfloat16 on spectrum and adapted features of three speeds; bigrams, trigrams."""
-    task = HybridTask(
+    return trained(system(), epochs=7)
+
+
+def system() -> HybridTask:
+    """The task, from which the recipe with a Conformer is made."""
+    return HybridTask(
         corpus=Path("corpora/librispeech"),
         loader="librispeech",
         front=FrontEnd(speeds=(0.9, 1.0, 1.1), input=NetworkInput(fmllr=True)),
@@ -61,4 +66,3 @@ def experiment() -> Experiment:
             silence_probability=0.5,
         ),
     )
-    return trained(task, epochs=7)

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from torch import nn
 from murmur.core.counted import counted
 from murmur.core.errors import SettingError
 from murmur.core.whole_files import atomic_folder
+from murmur.run.folder.provenance import versions
 from murmur.speech.corpus.file_content import read_object
 from murmur.speech.ctc import Units
 from murmur.speech.decoding.decoder import DecodeOptions, Decoder
@@ -194,7 +194,7 @@ def _facts(run: TrainedRun, wish: Wish, normalised_by: str) -> dict[str, str]:
     return {
         **more,
         "model_author": "murmur",
-        "version": version("murmur"),
+        "version": versions(("murmur",))["murmur"],
         "comment": run.name,
         "kind": wish.kind,
         "sample_rate": str(front.rate_hz),

@@ -1,4 +1,4 @@
-"""CTC training of an LSTM acoustic model as a task of the engine, on synthetic digits or any folder of data sets.
+"""CTC training of an acoustic model as a task of the engine, on synthetic digits or any folder of data sets.
 
     murmur train ctc --learners 2                                    (digits spoken by espeak-ng; a minute on two cores)
     murmur train ctc --learners 2 --set task.corpus=FOLDER --set task.units=grapheme --set budget.epochs=36 ...
@@ -12,7 +12,7 @@ char, grapheme and word need no lexicon; phone needs one (`task.lexicon`) or gue
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -33,8 +33,9 @@ from murmur.speech.features.batching import UtteranceBatches, pad
 from murmur.speech.features.cmvn import Scope
 from murmur.speech.features.feature_store import is_prepared, prepare
 from murmur.speech.lexicon.lexicon import Entry, read_lexicon
-from murmur.speech.models import Blstm
+from murmur.speech.models import Blstm, Network
 from murmur.speech.tasks.acoustic_model import AcousticModel, training_statistics
+from murmur.speech.tasks.chunk_learning import Precision, products_in
 from murmur.speech.tasks.corpora import check_digits, check_parts, splits
 from murmur.speech.tasks.ctc_data import BINS, DELTAS, Data, SplitData, front_of, labeller, outputs
 from murmur.speech.tasks.graph_sources import CTC_GRAMMARS, CTC_SEARCH, GREEDY, CtcSources, Search, first_options
@@ -65,15 +66,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class CtcTask(SpeechTask):
-    """Audio to text by one LSTM and the CTC criterion.
+    """Audio to text by one network and the CTC criterion.
 
     Attributes:
         units: output units of the network, see `murmur.speech.ctc.Units`.
         lexicon: pronunciations for phone units: a file in the corpus folder, or its path.
-        hidden: LSTM cells per layer and direction.
-        layers: bidirectional LSTM layers.
-        dropout: share of every layer's outputs that is set to zero during training.
-        stack: frames joined into one network input (3 frames of 10 ms give 30 ms).
+        network: type and size of the network; its `stack` divides the frame rate (3 frames of 10 ms give 30 ms).
+        precision: number format of the network's matrix products in training; evaluation and decoding use float32.
         minibatch_size: number of utterances.
         augment: changes of training minibatches; `SpecAugment(time_masks=0, bin_masks=0)` makes none. The warp of the
             bin axis is skipped for features that the corpus brings, whose columns may not be frequencies.
@@ -83,10 +82,8 @@ class CtcTask(SpeechTask):
 
     units: ctc.Kind = "word"
     lexicon: Path = Path("lexicon.txt")
-    hidden: int = 96
-    layers: int = 2
-    dropout: float = 0.1
-    stack: int = 3
+    network: Network = field(default_factory=lambda: Blstm(hidden=96, layers=2, dropout=0.1, stack=3))
+    precision: Precision = "float32"
     minibatch_size: int = 8
     augment: SpecAugment = AUGMENT
     cmvn: Scope = "utterance"
@@ -94,7 +91,7 @@ class CtcTask(SpeechTask):
 
     def __post_init__(self) -> None:
         if min(self.stack, self.minibatch_size) < 1:
-            raise ValueError(f"stack {self.stack} and minibatch_size {self.minibatch_size} must be at least 1")
+            raise ValueError(f"network.stack {self.stack} and minibatch_size {self.minibatch_size} must be at least 1")
         first_options(self.decoding)
 
     def check(self) -> None:
@@ -179,6 +176,11 @@ class CtcTask(SpeechTask):
         return ctc.Units.of((" ".join(phones) for _, phones in entries), "phone"), entries
 
     @property
+    def stack(self) -> int:
+        """Feature frames of an output frame."""
+        return self.network.stack
+
+    @property
     def per_epoch(self) -> int:
         return self._order.per_epoch
 
@@ -188,7 +190,7 @@ class CtcTask(SpeechTask):
         return float(self.data.train.frames)
 
     def model(self) -> nn.Module:
-        """A fresh BLSTM, feats_NTF and lengths_N to logits_NUC."""
+        """A fresh network, feats_NTF and lengths_N to logits_NUC."""
         return self._acoustic.build()
 
     def outputs_digest(self) -> str:
@@ -216,9 +218,10 @@ class CtcTask(SpeechTask):
     def loss(self, model: nn.Module, minibatch: Batch) -> Loss:
         """-ln P(transcript | frames), summed over utterances; samples are counted in frames."""
         device = next(model.parameters()).device
-        logits_NUC = model(minibatch.feats.to(device), minibatch.lengths.to(device))
+        with products_in(self.precision, device.type):
+            logits_NUC = model(minibatch.feats.to(device), minibatch.lengths.to(device))
         frames_N = (minibatch.lengths + self.stack - 1) // self.stack
-        return Loss(ctc.loss(logits_NUC, frames_N, minibatch.targets), minibatch.frames)
+        return Loss(ctc.loss(logits_NUC.float(), frames_N, minibatch.targets), minibatch.frames)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """On dev: "loss" in nats per frame (of utterances whose text the units can write), and "logprob", its negative.
@@ -250,10 +253,9 @@ class CtcTask(SpeechTask):
         front, order, training = front_of(train), DELTAS, None
         if isinstance(front, LogMel):
             order, training = 0, partial(training_statistics, train, front, self.cache, self.absent)
-        network = Blstm(self.hidden, self.layers, self.dropout, self.stack)
         inputs = next(iter(self.data.train.feats.values())).shape[1]
         columns = self.data.units.columns
-        return AcousticModel(front, order, self.cmvn, network, inputs, columns, self.stack, training=training)
+        return AcousticModel(front, order, self.cmvn, self.network, inputs, columns, self.stack, training=training)
 
     @cached_property
     def _words(self) -> WordSearch:

@@ -68,7 +68,7 @@ class SplitData:
             else:
                 reasons[utterance] = (
                     f"its {frames} frames in steps of {stack} are fewer than the {graph.frames_needed} steps that its"
-                    " transcript needs: is it cut off, or task.stack too large?"
+                    " transcript needs: is it cut off, or task.network.stack too large?"
                 )
         if reasons:
             log.warning("%s, for the criterion: %s", name, left_out("utterance", list(reasons.items())))

@@ -76,7 +76,10 @@ def contents(corpus: Published, out: Path, manifest: Mapping[str, Any]) -> Itera
         )
     if manifest["rate_hz"] is not None:
         channels = "one channel" if corpus.address or not corpus.parts else "two channels, each utterance one of them"
-        yield f"all recordings have {manifest['rate_hz']} Hz and {channels}; training uses them as they are"
+        others, rate = manifest["resampled"], f"{manifest['rate_hz']} Hz"
+        if others:
+            yield f"{counted(others, 'recording')} at other rates: training uses copies of {rate} in {out / 'audio'}"
+        yield f"all {'other ' if others else ''}recordings have {rate} and {channels}; training uses them as they are"
     yield f"licence: {corpus.licence}; more in {out / 'manifest.json'}"
     yield from _next_commands(corpus, out)
 

@@ -140,7 +140,7 @@ class Vocabulary:
         if self.guess == "none":
             more = ", or let them be guessed (--guess auto)"
         elif _is_english(phones):
-            more = ", or install the guesser: pip install 'murmur[synth]'"
+            more = ", or install the guesser: pip install 'murmur-asr[synth]'"
         return f"{self.source}: {words} not in the model's lexicon{own}: {_listed(list(found.refused))}; {lines}{more}"
 
 

@@ -60,7 +60,7 @@ def open_mpi() -> Any:
         from mpi4py import MPI  # noqa: PLC0415 - an optional dependency, and importing it begins MPI
     except (ImportError, RuntimeError) as error:
         raise ValueError(
-            f"no MPI world without mpi4py and an MPI library ({error}): pip install 'murmur[mpi]'"
+            f"no MPI world without mpi4py and an MPI library ({error}): pip install 'murmur-asr[mpi]'"
         ) from None
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Clusters by name: the machines of published runs, with the source of every number.
+"""Clusters by name: the machines of published runs and present ones, with the source of every number.
 
 Numbers missing in a paper are the maker's nominal speeds of that product, or the middle of a given range; `sources`
 names them. Nominal speeds are never reached: `benchmarks/published.py` uses the ranges.
@@ -56,6 +56,39 @@ class Preset:
 PCIE = "PCIe 3.0 x16: 15.75 GB/s nominal (PCI-SIG), 10-13 GB/s usual for large copies"
 LATENCY = "range 5-100 us for MPI or gloo over the fabric; not in the papers"
 HBM = "half of the device's memory bandwidth (maker's sheet), as adding reads two vectors and writes one"
+
+
+def _of_eight(gbit: float, nvlink: float, pcie: float, memory: float, flops: float, of: str) -> Preset:
+    """Return nodes of eight devices.
+
+    Args:
+        gbit: Gb/s of the network, of which 90 % are reached (assumed).
+        nvlink: Bytes per second and direction of a device, of which 80 % are reached (assumed).
+        pcie: Bytes per second and direction between device and host, of which 80 % are reached (assumed).
+        memory: Bytes per second of the device's memory.
+        flops: Operations per second in single precision, outside the tensor cores.
+        of: Device and data sheet.
+    """
+    sources = {
+        "link": f"assumed: 90 % of {gbit:g} Gb/s, nominal, for a node; --bandwidth sets another",
+        "latency": LATENCY,
+        "learners_per_node": "8 devices: DGX and HGX boards (maker)",
+        "inside": f"assumed: 80 % of NVLink's {nvlink / 1e9:g} GB/s a direction ({of})",
+        "copy": f"assumed: 80 % of PCIe's {pcie / 1e9:g} GB/s a direction ({of})",
+        "reduce": f"assumed: {HBM}, {memory / 1e9:g} GB/s ({of})",
+        "device_flops": f"{flops / 1e12:g} Tflop/s single precision ({of}); tensor cores (TF32, bfloat16) reach more",
+    }
+    link, inside = Link(5e-6, 0.9 * gbit * GBIT), Link(5e-6, 0.8 * nvlink)
+    return Preset(link, inside, 8, 0.8 * pcie, memory / 2, flops, "hierarchical", sources)
+
+
+# Makers' data sheets: "NVIDIA A100 Tensor Core GPU" (80 GB SXM: NVLink 600 GB/s both ways, PCIe 4.0 64 GB/s both ways,
+# 2,039 GB/s of memory, 19.5 Tflop/s FP32), "NVIDIA H100 Tensor Core GPU" (SXM: 900, PCIe 5.0 128, 3,350 GB/s, 67) and
+# "NVIDIA H200 Tensor Core GPU" (SXM: 900, 128, 4,800 GB/s, 67). Networks: InfiniBand EDR, HDR and NDR have 100, 200 and
+# 400 Gb/s a port (IBTA).
+_A100 = (300e9, 32e9, 2.039e12, 19.5e12, "A100 80 GB SXM, data sheet")
+_H100 = (450e9, 64e9, 3.35e12, 67e12, "H100 SXM, data sheet")
+_H200 = (450e9, 64e9, 4.8e12, 67e12, "H200 SXM, data sheet")
 
 PRESETS: Mapping[str, Preset] = {
     "ethernet-1g": Preset(
@@ -172,6 +205,25 @@ PRESETS: Mapping[str, Preset] = {
             "device_flops": "V100 SXM2, 15.7 Tflop/s single precision (maker)",
         },
     ),
+    "desktops-100m": Preset(
+        Link(200e-6, 0.095 * GBIT),
+        Link(20e-6, 5e9),
+        1,
+        float("inf"),
+        5e9,
+        0.2e12,
+        "ring",
+        {
+            "link": "100 Mb/s (100BASE-TX, IEEE 802.3u), of which TCP carries 1,460 of 1,538 bytes of a frame",
+            "latency": "assumed: 200 us through a desktop's switch and kernel",
+            "reduce": "range 3-10 GB/s of one CPU core",
+            "device_flops": "assumed: 0.2 Tflop/s of a few CPU cores",
+        },
+    ),
+    "a100-100g": _of_eight(100, *_A100),
+    "a100-200g": _of_eight(200, *_A100),
+    "h100-400g": _of_eight(400, *_H100),
+    "h200-400g": _of_eight(400, *_H200),
 }
 
 

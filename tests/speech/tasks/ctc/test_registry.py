@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.core.facts import Facts
 from murmur.engine.budget import Budget
 from murmur.engine.optim.optimizer import Adam
 from murmur.speech.features.augment import SpecAugment
+from murmur.speech.models import Blstm, Conformer
+from murmur.speech.tasks.chunk_learning import _fast_here
 from murmur.speech.tasks.ctc import CtcTask
 from murmur.strategies import ALL, EASGD, KAVG, Compressed, ParameterAveraging, QuasiGlobal
 from murmur.testing.strategies import plain_loop
@@ -43,9 +47,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> CtcTask:
     return CtcTask(
         corpus=root,
         units="phone",
-        hidden=6,
-        layers=1,
-        stack=4,
+        network=Blstm(6, 1, 0.1, 4),
         minibatch_size=4,
         augment=SpecAugment(time_masks=0, bin_masks=0),
         cache=root / "cache",
@@ -102,6 +104,42 @@ def test_processes(task: CtcTask, name: str, pool: Pool) -> None:
         # Adam divides by the root of tiny numbers at first, so rounding errors are larger than elsewhere.
         assert np.abs((learners[0] - wanted).numpy()).max() < 2e-2
     assert 0 < dev_loss(task, learners[0]) < 0.9
+
+
+CONFORMER = Conformer(8, 1, 2, 3, dropout=0.0, stack=4)
+
+
+@pytest.mark.parametrize("name", ["KAVG", "ADPSGD"])
+def test_conformers_learn_by_averages(task: CtcTask, name: str) -> None:
+    task = replace(task, network=CONFORMER)
+    cluster = Cluster(learners=LEARNERS, compute=LognormalSeconds(sigma=0.5, seed=4))
+    weights = fit(experiment(task, name), VirtualWorld(cluster))
+    torch.manual_seed(0)
+    assert 0 < dev_loss(task, weights) < 0.7 * task.evaluate(task.model())["loss"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["KAVG", "ADPSGD"])
+def test_conformers_in_processes_end_equal(task: CtcTask, name: str, pool: Pool) -> None:
+    task = replace(task, network=CONFORMER)
+    learners = [torch.tensor(w) for w in pool.call(fit_in_process, 2, experiment(task, name))]
+    assert torch.equal(*learners)
+    torch.manual_seed(0)
+    assert 0 < dev_loss(task, learners[0]) < 0.7 * task.evaluate(task.model())["loss"]
+
+
+def test_bfloat16_is_for_the_products_of_training(task: CtcTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The criterion is near that of float32, which evaluation takes."""
+    monkeypatch.setattr("murmur.speech.tasks.chunk_learning.has_fast_bfloat16", lambda: True)
+    _fast_here.cache_clear()
+    task = replace(task, network=CONFORMER)
+    torch.manual_seed(0)
+    model, narrow = task.model(), replace(task, precision="bfloat16")
+    exact, low = (each.loss(model, task.minibatch(0)).total for each in (task, narrow))
+    _fast_here.cache_clear()
+    assert low.dtype == torch.float32
+    assert 0 < abs(float(low - exact)) < 0.02 * float(exact)
+    assert narrow.evaluate(model) == task.evaluate(model)
 
 
 def test_a_minibatch_weighs_its_frames(task: CtcTask) -> None:

@@ -13,6 +13,7 @@ from murmur.speech.corpus.corpus import CorpusError
 from murmur.speech.corpus.digits import Digits
 from murmur.speech.corpus.kaldi_dir import write_table
 from murmur.speech.features.augment import SpecAugment
+from murmur.speech.models import Blstm
 from murmur.speech.tasks.corpora import splits
 from murmur.speech.tasks.ctc import CtcTask
 from murmur.speech.tasks.ctc_data import SplitData
@@ -23,7 +24,7 @@ pytest.importorskip("espeakng_loader", reason="the extra synth is not installed"
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
-    return CtcTask(digits=Digits(train=30, dev=6, test=6), hidden=16, layers=1, minibatch_size=4, cache=cache)
+    return CtcTask(digits=Digits(train=30, dev=6, test=6), network=Blstm(16, 1, 0.1, 3), minibatch_size=4, cache=cache)
 
 
 def make_feature_set(root: Path, splits: Mapping[str, int], *, speakers: int = 4) -> Path:
@@ -114,7 +115,7 @@ def test_figures_and_lines(task):
 @pytest.mark.parametrize(("units", "columns"), [("word", 4), ("char", 8), ("grapheme", 7)])
 def test_a_folder_of_features_is_learnt(tmp_path, units, columns):
     root = make_feature_set(tmp_path, {"train": 60, "dev": 12, "test": 12})
-    easy = CtcTask(corpus=root, units=units, hidden=32, layers=1, stack=2, minibatch_size=4, cache=tmp_path / "cache")
+    easy = CtcTask(corpus=root, units=units, network=Blstm(32, 1, 0.1, 2), minibatch_size=4, cache=tmp_path / "cache")
     assert easy.data.units.columns == columns
     model = train(easy, 8, rate=2e-2)
     assert easy.test(model).figures["wer"] <= 10
@@ -145,7 +146,7 @@ def test_too_many_short_utterances_are_an_error_and_short_ones_of_dev_count_in_n
     root = make_feature_set(tmp_path, {"train": 20, "dev": 4, "test": 4})
     dev = root / "data/dev/text"
     dev.write_text(dev.read_text().replace("dev000 ", "dev000 " + "AN BO " * 20))
-    task = CtcTask(corpus=root, hidden=4, layers=1, cache=tmp_path / "cache")
+    task = CtcTask(corpus=root, network=Blstm(4, 1, 0.1, 3), cache=tmp_path / "cache")
     assert np.isfinite(task.evaluate(task.model())["loss"])
     assert "dev, for the criterion: 1 utterance is left out: dev000" in caplog.text
     text = root / "data/train/text"
@@ -163,7 +164,9 @@ def shuffled(split: SplitData) -> SplitData:
 
 @pytest.mark.slow
 def test_shuffled_transcripts_ruin_the_word_error_rate(tmp_path):
-    honest = CtcTask(digits=Digits(train=400, dev=60, test=60), hidden=64, minibatch_size=8, cache=tmp_path)
+    honest = CtcTask(
+        digits=Digits(train=400, dev=60, test=60), network=Blstm(64, 2, 0.1, 3), minibatch_size=8, cache=tmp_path
+    )
     assert honest.test(train(honest, 8)).figures["wer"] < 30
     leaky = replace(honest)
     object.__setattr__(leaky, "data", replace(honest.data, train=shuffled(honest.data.train)))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 import soundfile
 
@@ -101,7 +101,7 @@ def test_recordings_are_transcribed_with_times_and_the_run_is_exported(place: Pa
         at += sum(int(RATE * rng.uniform(0.06, 0.1)) for _ in LEXICON[word["word"]].split()) / RATE
         assert word["end_seconds"] == pytest.approx(at, abs=0.1)
         at += 0.1
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur[deploy])")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install murmur-asr[deploy])")
     run("export", place / "run", "--out", tmp_path / "export", "--cmvn", "global")
     assert {"model.onnx", "graph.fst"} <= {path.name for path in (tmp_path / "export").iterdir()}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 from murmur.speech.features.chunks import Chunks
-from murmur.speech.models import Blstm, Dnn, Network, Tdnn, TdnnF
+from murmur.speech.models import Blstm, Conformer, Dnn, Network, Tdnn, TdnnF
 from murmur.speech.models.layers import Convolutions
 from murmur.speech.tasks.hybrid.config import HmmStages
 from murmur.speech.tasks.hybrid.learning import check_network
@@ -19,7 +19,9 @@ from tests.support.plateaus import make_set
 CHUNKS = Chunks()
 
 
-@pytest.mark.parametrize("network", [Dnn(), Tdnn(), TdnnF(), Blstm(), Tdnn(front=Convolutions((8, 8), 20))])
+@pytest.mark.parametrize(
+    "network", [Dnn(), Tdnn(), TdnnF(), Blstm(), Conformer(), Tdnn(front=Convolutions((8, 8), 20))]
+)
 def test_networks_that_fit_pass(network: Network, caplog: pytest.LogCaptureFixture) -> None:
     check_network(
         network, 40, 20 if isinstance(network, Tdnn) and network.front else 40, Chunks(left_frames=20, right_frames=20)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur[speech])")
+pytest.importorskip("kaldi_hmm_gmm", reason="the speech libraries are not installed (pip install murmur-asr[speech])")
 
 
 from murmur.core.errors import SettingError
@@ -22,7 +22,7 @@ from murmur.speech.hmm.ivector import IvectorConfig, Sums, UbmConfig
 from murmur.speech.hmm.model import adapt
 from murmur.speech.hmm.sat import SatConfig
 from murmur.speech.hmm.triphone import TriphoneConfig
-from murmur.speech.models import Blstm, Convolutions, Dnn, Lstm, Tdnn, TdnnF
+from murmur.speech.models import Blstm, Conformer, Convolutions, Dnn, Lstm, Tdnn, TdnnF
 from murmur.speech.recognition.trained_run import TransformSearch
 from murmur.speech.tasks.graph_sources import Search
 from murmur.speech.tasks.hybrid import data as hybrid_data
@@ -51,6 +51,7 @@ NETWORKS = [
     TdnnF(hidden=16, bottleneck=8),
     Lstm(hidden=8, layers=1),
     Blstm(hidden=8, layers=1),
+    Conformer(hidden=8, layers=1, heads=2, kernel=3),
 ]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import lhotse
 
 from murmur.core.whole_files import write_text_whole
-from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance, check_losses
+from murmur.speech.corpus.corpus import LOST_AT_MOST, Audio, Corpus, CorpusError, Problem, Utterance, check_losses
 from murmur.speech.corpus.file_content import read_object
 from murmur.speech.corpus.kaldi_dir import write_scp, write_table
 from murmur.speech.corpus.published.catalogue import Published
@@ -30,22 +30,25 @@ MANIFEST = "manifest.json"
 SCRATCH = ".splits."  # beginning of the name of a folder that holds splits until all of them are written
 
 
-def write_set(out: Path, name: str, corpus: Published, read: Read) -> dict[str, Any]:
+def write_set(
+    out: Path, name: str, corpus: Published, read: Read, lost_at_most: float = LOST_AT_MOST
+) -> dict[str, Any]:
     """Write the result of a reader as a set for training, replacing an earlier copy of the corpus; return the manifest.
 
     All splits are written before the first one is replaced; other files in the folder stay. While splits are replaced,
     the manifest says that the set is not finished, and training refuses it.
 
     Raises:
-        CorpusError: more than 1 % of a split cannot be used, or the folder holds other data.
+        CorpusError: nothing of a split can be used, more than `lost_at_most` of it cannot, or the folder holds others.
     """
     before = earlier_splits(out, name)
     worded = {split: _worded(found, corpus.rule) for split, found in read.splits.items()}
     for split, found in worded.items():
         try:
-            check_losses(len(found), found.problems)
+            check_losses(len(found), found.problems, lost_at_most)
         except CorpusError as error:
-            raise CorpusError(f"{split}: {error}") from error
+            way = "\n--skip leaves them out" if len(found) else ""
+            raise CorpusError(f"{split}: {error}{way}") from error
     with _scratch(out) as scratch:
         for split, found in worded.items():
             _write_split(scratch / split, found, read.seconds[split])
@@ -70,6 +73,7 @@ def _manifest(name: str, corpus: Published, read: Read, worded: Mapping[str, Cor
         "absent": list(read.absent),
         "outside": [asdict(problem) for problem in read.outside],
         "rate_hz": read.rate_hz,
+        "resampled": len(read.other_rates),
         "lhotse": lhotse.__version__,
         "splits": {split: _facts(found, read, split) for split, found in worded.items()},
         "trained_speakers": _trained_speakers(worded),

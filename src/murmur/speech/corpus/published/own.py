@@ -50,7 +50,10 @@ def read_own(folder: Path, _parts: tuple[str, ...], jobs: int) -> Read:
     speakers = sorted(set(whole.speakers.values()), key=str.encode)
     if len(speakers) < 2:
         raise CorpusError(
-            f"{folder} has {counted(len(speakers), 'speaker')}, and test needs one: make folders train and test"
+            f"{folder} has {counted(len(speakers), 'speaker')}. Without folders of splits the last tenth of the"
+            f" speakers, at least one, is test, and of the others every {DEV_EVERY}th is dev, so {DEV_EVERY + 1} are"
+            " needed. Add speakers, or make folders train, dev and test with SPEAKER/NAME.wav in each; a speaker may be"
+            " in all of them, and the error rate is then of known voices only"
         )
     first = len(speakers) - max(1, len(speakers) // 10)
     held_out = {"dev": set(speakers[:first][DEV_EVERY - 1 :: DEV_EVERY]), "test": set(speakers[first:])}

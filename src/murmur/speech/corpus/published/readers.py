@@ -7,13 +7,13 @@ raises a CorpusError where a file is missing or cannot be read.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,12 @@ from lhotse.recipes.librispeech import prepare_librispeech
 from lhotse.recipes.yesno import prepare_yesno
 
 from murmur.core.counted import counted
+from murmur.core.whole_files import replacing
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError, Problem, Utterance
 from murmur.speech.corpus.digits import LEXICON, WORDS
 from murmur.speech.corpus.file_content import NONSENSE, text_lines
+from murmur.speech.corpus.recordings import read_channels
+from murmur.speech.corpus.remote import mark
 from murmur.speech.corpus.sound_file import rate_and_channels, sphere_header, unpack_sphere
 from murmur.speech.features.analysis import LogMel, opened
 
@@ -43,7 +46,8 @@ class Read:
         seconds: length of every utterance, by split: two splits may hold recordings of the same name.
         files: text files that belong to the data, such as a lexicon, by name.
         absent: optional parts that are missing.
-        rate_hz: sample rate of all recordings; None if the reader has not checked it.
+        rate_hz: sample rate of most recordings; None if the reader has not checked it.
+        other_rates: recordings at other rates, of which training uses resampled copies.
         wordless: segments without words that were left out, by split.
         outside: recordings that belong to no split.
         rules: rules that were applied to the transcripts of parts with conventions of their own, by part.
@@ -54,6 +58,7 @@ class Read:
     files: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     rate_hz: int | None = None
+    other_rates: tuple[Path, ...] = ()
     wordless: Mapping[str, Sequence[str]] = field(default_factory=dict)
     outside: tuple[Problem, ...] = ()
     rules: Mapping[str, str] = field(default_factory=dict)
@@ -230,14 +235,16 @@ def _an4_split(root: Path, split: str) -> Corpus:
 def measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str]) -> Read:
     """Seconds of whole files; those that training could not use become problems.
 
-    Those cannot be decoded, have several channels or a sample rate unlike most, or are shorter than a window.
+    Those cannot be decoded, have several channels, or are shorter than a window.
     """
     paths = {split: {u.id: u.audio.path for u in corpus.utterances if u.audio} for split, corpus in splits.items()}
     every = list({path for own in paths.values() for path in own.values()})
     with ThreadPoolExecutor(jobs) as pool:
-        rates = Counter(rate for rate in pool.map(_rate_hz, every) if rate is not None)
-        common = rates.most_common(1)[0][0] if rates else None
-        lengths = dict(zip(every, pool.map(partial(_seconds, rate_hz=common), every), strict=True))
+        rates = dict(zip(every, pool.map(_rate_hz, every), strict=True))
+        lengths = dict(zip(every, pool.map(_seconds, every, rates.values()), strict=True))
+    counts = Counter(rate for rate in rates.values() if rate is not None)
+    common = counts.most_common(1)[0][0] if counts else None
+    others = tuple(path for path, rate in rates.items() if rate != common and isinstance(lengths[path], float))
     kept, seconds = {}, {}
     for split, corpus in splits.items():
         found = {name: lengths[path] for name, path in paths[split].items()}
@@ -247,7 +254,7 @@ def measured(splits: Mapping[str, Corpus], jobs: int, files: Mapping[str, str]) 
         )
         good = tuple(u for u in corpus.utterances if u.id in seconds[split])
         kept[split] = Corpus(good, (*corpus.problems, *broken))
-    return Read(kept, seconds, files, rate_hz=common)
+    return Read(kept, seconds, files, rate_hz=common, other_rates=others)
 
 
 def _rate_hz(path: Path) -> int | None:
@@ -260,12 +267,9 @@ def _rate_hz(path: Path) -> int | None:
 
 def _seconds(path: Path, rate_hz: int | None) -> float | str:
     """The length of a recording after decoding it to its end, or the reason why training cannot use it."""
-    own = _rate_hz(path)
-    if own is not None and own != rate_hz:
-        return f"it has {own} Hz, most recordings have {rate_hz} Hz: resample it (ffmpeg -i FILE -ar {rate_hz} NEW)"
     try:
-        with opened(Audio(path), own or 0) as recording:
-            seconds = recording.samples / (own or 1)
+        with opened(Audio(path), rate_hz or 0) as recording:
+            seconds = recording.samples / (rate_hz or 1)
             if seconds < WINDOW_SECONDS:
                 return f"its {seconds:.3f} s are shorter than one analysis window of {WINDOW_SECONDS} s"
             for first in range(0, recording.samples, BLOCK_SAMPLES):
@@ -276,10 +280,24 @@ def _seconds(path: Path, rate_hz: int | None) -> float | str:
         return str(error)
 
 
-def with_plain_audio(read: Read, folder: Path, jobs: int) -> Read:
-    """Write shortened SPHERE files as WAV into a folder, those that are not there yet, and let utterances name them.
+def _digest(path: Path, rate_hz: int | None) -> str:
+    """Digest of a recording, by its name, size and date, and of the rate of its copy."""
+    return hashlib.sha256(f"{path} {mark(path)} {rate_hz}".encode()).hexdigest()[:16]
 
-    The copies have the same samples, a byte each. Other recordings stay where they are.
+
+def _write_resampled(path: Path, rate_hz: int, target: Path) -> None:
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (found,) = read_channels(path, rate_hz, "average")
+        with replacing(target) as part:
+            soundfile.write(part, found.samples, rate_hz, subtype="PCM_24", format="FLAC")
+
+
+def with_plain_audio(read: Read, folder: Path, jobs: int) -> Read:
+    """Write copies that training can read into a folder, those that are not there yet, and let utterances name them.
+
+    Shortened SPHERE files become WAV with the same samples, a byte each. Recordings at other rates than most become
+    FLAC of 24 bits at that rate, resampled as `murmur transcribe` does. Other recordings stay where they are.
 
     Raises:
         CorpusError: sph2pipe is missing or fails.
@@ -290,8 +308,11 @@ def with_plain_audio(read: Read, folder: Path, jobs: int) -> Read:
     shortened = [path for path in packed if not plain[path].is_file()]
     if shortened:
         log.info("unpacking %s into %s", counted(len(shortened), "recording"), folder)
+    copies = {path: folder.absolute() / f"{_digest(path, read.rate_hz)}.flac" for path in read.other_rates}
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda path: unpack_sphere(path, plain[path]), shortened))
+        list(pool.map(lambda path: _write_resampled(path, read.rate_hz or 0, copies[path]), copies))
+    plain |= copies
 
     def moved(u: Utterance) -> Utterance:
         return replace(u, audio=replace(u.audio, path=plain[u.audio.path])) if u.audio and u.audio.path in plain else u
