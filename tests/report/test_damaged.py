@@ -113,6 +113,7 @@ def test_a_damaged_record_changes_nothing() -> None:
         {"seconds": float("nan")},
         {"samples": -1.0},
         {"compute_seconds": float("inf")},
+        {"compute_seconds": 1e308},  # the sum of two is not finite
         {"staleness": "x"},
     ):
         with pytest.raises(ValueError):

@@ -110,9 +110,11 @@ def print_estimate() -> None:
 
 
 def print_plan() -> None:
-    form = Form(0.1, "the slowest learner", 3.0, ("formula",), rounds=12.5)
+    form, loss = Form(0.1, "the slowest learner", 3.0, ("formula",), rounds=12.5), "+10.1 to +12.5 % at 16"
     plan.show(
-        [PlanRow(each, 1024, 1234.5, 1000.12, 0.97, 1.5e9, 12345.67, form, 1000) for each in STRATEGIES], NESTED, False
+        [PlanRow(each, 1024, 1234.5, 1000.12, 0.97, 1.5e9, 12345.67, form, 1000, loss) for each in STRATEGIES],
+        NESTED,
+        False,
     )
 
 

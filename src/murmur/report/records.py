@@ -20,6 +20,7 @@ MOST_POINTS = 2000  # on the learning rate's curve
 MOST_BINS = 160  # of a curve of sums
 RISE = 0.5  # above the lowest held-out loss, relative to it: training counts as diverged
 MOST_STEPS = 2**53  # in a record
+LARGEST = 1e100  # time or count of a record; sums of such numbers and shares of these sums are finite
 NARROWEST = 2.0**-10  # bin, in seconds or samples
 
 
@@ -222,8 +223,8 @@ def is_number(value: object) -> bool:
 
 def _finite(value: Any) -> float:
     number = float(value)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{value!r} is not a finite number from 0 on")
+    if not 0 <= number < LARGEST:
+        raise ValueError(f"{value!r} is not a number from 0 on, or is beyond {LARGEST:g}")
     return number
 
 
