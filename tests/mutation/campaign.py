@@ -4,9 +4,10 @@
 
 A seed draws the same number of errors from each package: a comparison that is turned, a sum that becomes a difference,
 a number that is one larger, a condition that is negated, a call that is left out. Each error is tried on the tests that
-mirror its module and then on those that mirror its package, as `make test` runs them; an error that they miss is tried
-on the long campaigns of `make test-all` too. An error is caught when a test fails that passes without it, or when the
-tests do not end in time. Rows are appended as they come, and a second call goes on where the first one ended.
+mirror its module, then on those of its package that name the module or its classes, then on the others of its package,
+as `make test` runs them; an error that they miss is tried on the long campaigns of `make test-all` too. An error is
+caught when a test fails that passes without it, or when the tests do not end in time. Rows are appended as they come,
+and a second call goes on where the first one ended.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -165,11 +167,22 @@ def drawn(seed: int, count: int) -> list[Mutant]:
 
 
 def tests_for(mutant: Mutant, tests: Path) -> list[list[str]]:
-    """Paths of tests for two calls of pytest: those that mirror the module, and those that mirror its package."""
+    """Files of tests for three calls of pytest: those that mirror the module, name it, and the package's others."""
     module = Path(mutant.path)
-    near = [tests / module.parent / f"test_{module.stem}.py"]
+    near = [path for path in [tests / module.parent / f"test_{module.stem}.py"] if path.exists()]
     wide = [tests / name for name in TESTS_OF[mutant.package]]
-    return [[str(path) for path in paths if path.exists()] for paths in (near, wide)]
+    files = sorted({file for path in wide for file in ([path] if path.is_file() else path.rglob("test_*.py"))})
+    named = [file for file in files if file not in near and names(mutant.path).search(file.read_text("utf-8"))]
+    others = [file for file in files if file not in near and file not in named]
+    return [[str(path) for path in paths] for paths in (near, named, others)]
+
+
+def names(path: str) -> re.Pattern[str]:
+    """The pattern of a module's dotted name and of its public classes and functions."""
+    tree = ast.parse((ROOT / "src/murmur" / path).read_text(encoding="utf-8"))
+    made = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    dotted = f"murmur.{path.removesuffix('.py').replace('/', '.')}"
+    return re.compile(rf"\b({'|'.join([re.escape(dotted), *(name for name in made if not name.startswith('_'))])})\b")
 
 
 def attempt(mutant: Mutant) -> dict[str, Any]:
@@ -193,11 +206,11 @@ def caught(mutant: Mutant, checkout: Path) -> tuple[str, str]:
         RuntimeError: A test fails without the error, too, in each of `ATTEMPTS` attempts.
     """
     module = checkout / "src/murmur" / mutant.path
-    near, wide = tests_for(mutant, checkout / "tests")
+    groups = tests_for(mutant, checkout / "tests")
     for _ in range(ATTEMPTS):
         module.write_text(mutant.source(), encoding="utf-8")
-        by = failing(checkout, near, QUICK) or failing(checkout, wide, QUICK)
-        by_slow = "" if by else failing(checkout, wide, SLOW)
+        by = next(filter(None, (failing(checkout, paths, QUICK) for paths in groups)), "")
+        by_slow = "" if by else failing(checkout, [path for paths in groups for path in paths], SLOW)
         shutil.copy(ROOT / "src/murmur" / mutant.path, module)
         name = by or by_slow
         if "::" not in name or not failing(checkout, [f"tests/{name}"], QUICK if by else SLOW):

@@ -38,7 +38,19 @@ def test_all_packages_get_as_many_errors_and_a_seed_repeats() -> None:
     assert drawn(1, 10) != errors
 
 
-def test_an_error_is_tried_on_the_tests_of_its_module_and_of_its_package() -> None:
-    near, wide = campaign.tests_for(Mutant("strategies/adpsgd.py", 0, ""), ROOT / "tests")
-    assert [Path(path).name for path in near] == ["test_adpsgd.py"]
-    assert [Path(path).name for path in wide] == ["strategies", "testing"]
+def test_an_error_is_tried_on_the_tests_of_its_module_those_that_name_it_and_the_others(
+    tmp_path: Path,
+) -> None:
+    texts = {
+        "test_adpsgd.py": "",
+        "test_rings.py": "ADPSGD(mixing='ring')",
+        "test_kavg.py": "KAVG(8)",
+        "deep/test_x.py": "",
+    }
+    for name, text in texts.items():
+        path = tmp_path / "strategies" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    groups = campaign.tests_for(Mutant("strategies/adpsgd.py", 0, ""), tmp_path)
+    named = [[Path(path).name for path in group] for group in groups]
+    assert named == [["test_adpsgd.py"], ["test_rings.py"], ["test_x.py", "test_kavg.py"]]
