@@ -78,7 +78,8 @@ def test_mini_librispeech(tmp_path: Path, inner: str) -> None:
 def test_training_runs_on_a_prepared_set(tmp_path: Path) -> None:
     root = corpus_layouts.librispeech(tmp_path / "from", MINI, utterances=3, speakers=9)
     assert run("mini-librispeech", "--from", root, "--out", tmp_path / "set")[0] == 0
-    settings = {"corpus": tmp_path / "set", "units": "char", "hidden": 8, "layers": 1, "cache": tmp_path / "cache"}
+    settings = {"corpus": tmp_path / "set", "units": "char", "cache": tmp_path / "cache"}
+    settings["network"] = "Lstm(hidden=8,layers=1)"
     words = [f"--set=task.{name}={value}" for name, value in settings.items()]
     more = ["--set", "budget.minibatches=2", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, ["train", "ctc", *words, *more])

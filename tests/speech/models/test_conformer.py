@@ -118,6 +118,7 @@ def test_a_mean_of_models_is_made_of_parameters_alone() -> None:
     assert set(SMALL.build(4, 3).state_dict()) == {name for name, _ in SMALL.build(4, 3).named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [SMALL, replace(SMALL, reach=2, stack=3)], ids=named)
 def test_a_compiled_model_is_one_graph_with_the_same_values(config: Conformer) -> None:
     """For minibatches of several shapes, forwards and backwards."""
