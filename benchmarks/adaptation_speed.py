@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,8 @@ from murmur.run.configuration import configure, resolved
 from murmur.speech.decoding.decode_set import Decoded
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.hmm import passes
-from murmur.speech.hmm.blocks import Block, cut_into_blocks
-from murmur.speech.hmm.fmllr import Transforms, speaker_stats, transforms_from_paths, use_transforms
+from murmur.speech.hmm.blocks import Workers, cut_into_blocks
+from murmur.speech.hmm.fmllr import Transforms, speaker_stats, transforms_from_paths
 from murmur.speech.hmm.sat import SatConfig
 from murmur.speech.tasks.graph_sources import first_options
 from murmur.speech.tasks.hybrid.decode import TwoPass
@@ -41,26 +41,18 @@ def seconds_of(call: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def training_sides(task: HybridTask, config: SatConfig) -> Mapping[str, Callable[[], float]]:
-    """Statistics of the transforms, and alignment, of all training utterances."""
+def training_seconds(task: HybridTask, config: SatConfig, repeats: int) -> dict[str, list[float]]:
+    """Seconds of the statistics of the transforms, and of an alignment, of all training utterances."""
     stage, train = task.hmms.trained[-1], task.material.train
     assert stage.adaptation is not None
-    feats = {u: task.hmms.train_feats[u] for u in stage.tids}
-    blocks = cut_into_blocks(feats, {u: train.texts[u] for u in feats}, train.speakers)
-    for block in blocks:
-        block.tids = {u: stage.tids[u] for u in block.feats}
-        use_transforms(block, stage.adaptation.transforms)
-        passes.compile_graphs(block, stage.model)
-
-    def of_all(function: Callable[[Block], object]) -> float:
-        return seconds_of(lambda: [function(block) for block in blocks])
-
-    return {
-        "statistics": partial(
-            of_all, partial(speaker_stats, seen=stage.model, target=stage.model, config=config.fmllr)
-        ),
-        "alignment": partial(of_all, partial(passes.realign, model=stage.model, options=config.em.align)),
-    }
+    feats = task.hmms.train_feats.part(list(stage.tids))
+    with Workers(cut_into_blocks(feats, train.texts, train.speakers, stage.tids)) as workers:
+        workers.transforms = stage.adaptation.transforms
+        align = partial(workers.map, passes.realign, stage.model, config.em.align)
+        align()  # makes the training graphs
+        statistics = partial(workers.map, speaker_stats, stage.model, stage.model, config.fmllr)
+        sides = {"statistics": partial(seconds_of, statistics), "alignment": partial(seconds_of, align)}
+        return interleave(sides, repeats)
 
 
 class Decoding:
@@ -103,7 +95,7 @@ def main() -> None:
     task = configure(resolved(given.recipe), given.settings).task
     if not isinstance(task, HybridTask) or task.hmm.sat is None:
         raise SystemExit(f"{given.recipe} has no speaker-adapted Gaussian system")
-    training = interleave(training_sides(task, task.hmm.sat), given.repeats)
+    training = training_seconds(task, task.hmm.sat, given.repeats)
     decoding = Decoding(task.two_pass)
     sides = {"one pass": lambda: seconds_of(decoding.one), "two passes": lambda: seconds_of(decoding.two)}
     decoded = interleave(sides, given.repeats)

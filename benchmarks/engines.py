@@ -85,7 +85,7 @@ def main() -> None:
     model = train_monophone(corpus.lang, {u: corpus.feats[u] for u in few}, few, SMALL).model
     with ExitStack() as stack:
         dask = stack.enter_context(dask_engine(folder=Path("runs/engines")))
-        blocks = {name: cut_into_blocks(corpus.feats, corpus.texts) for name in ("dask", "processes")}
+        blocks = {name: list(cut_into_blocks(corpus.feats, corpus.texts)) for name in ("dask", "processes")}
         engines: dict[str, Engine] = {"dask": dask, "processes": Engine(jobs=2)}
         sides = {n: Side(stack.enter_context(Workers(blocks[n], engines[n])), model) for n in engines}
         same = [same_bits(sides["dask"].sums, sides["processes"].sums)]

@@ -171,7 +171,7 @@ class Threads:
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.pool = pool
 
-    def submit(self, task: tasks.Call, slot: int | None) -> Future[object]:
+    def submit(self, task: tasks.Call) -> Future[object]:
         return self.pool.submit(task)
 
     def look(self) -> None:

@@ -145,6 +145,21 @@ def sync_folder(folder: Path) -> None:
     _sync(folder)
 
 
+@contextmanager
+def appearing(path: Path) -> Iterator[Path]:
+    """Provide the name to write a temporary file to, which gets the name `path` at the end of the block.
+
+    Other processes see the whole file or none. Unlike `replacing` it does not wait for the disk: the file is lost with
+    the host.
+    """
+    beside = name_beside(path)
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def _sync(path: Path) -> None:
     place = os.open(path, os.O_RDONLY)
     try:

@@ -54,11 +54,8 @@ class WorkerPool(Protocol):
     @property
     def width(self) -> int: ...
 
-    def submit(self, task: Call, slot: int | None) -> Future[Any]:
-        """Give a task to the worker of a number below `width`, or with None to a free one.
-
-        The error of a task whose worker dies is WorkerDied.
-        """
+    def submit(self, task: Call) -> Future[Any]:
+        """Give a task to a free worker. The error of a task whose worker dies is WorkerDied."""
 
     def look(self) -> None:
         """Find workers that are gone; called about once a second while results are awaited."""
@@ -289,9 +286,8 @@ class _Processes:
         self._each = [ProcessExecutor() for _ in range(jobs)]
         self.width = jobs
 
-    def submit(self, task: Call, slot: int | None) -> Future[Any]:
-        process = min(self._each, key=lambda each: each.waiting) if slot is None else self._each[slot]
-        return process.submit(task)
+    def submit(self, task: Call) -> Future[Any]:
+        return min(self._each, key=lambda each: each.waiting).submit(task)
 
     def look(self) -> None:
         pass  # each process is watched by its thread
@@ -346,10 +342,10 @@ class _Dask:
     def width(self) -> int:
         return max(1, len(self._scheduler_workers()))
 
-    def submit(self, task: Call, slot: int | None) -> Future[Any]:
+    def submit(self, task: Call) -> Future[Any]:
         workers = sorted(self._present())
         tasks = Counter(place for place, _ in list(self._held.values()))  # Dask's thread removes some
-        place = min(workers, key=lambda each: tasks[each]) if slot is None else workers[slot % len(workers)]
+        place = min(workers, key=lambda each: tasks[each])
         ours: Future[Any] = Future()
         theirs = self._client.get_executor(pure=False, workers=[place]).submit(task)
         self._held[ours] = place, theirs
@@ -404,7 +400,7 @@ class _Mpi:
         self._executor: Executor = _library("mpi4py.futures", "mpi").MPIPoolExecutor()
         self.width = world.size - 1
 
-    def submit(self, task: Call, slot: int | None) -> Future[Any]:  # noqa: ARG002 - MPI's pool chooses the process
+    def submit(self, task: Call) -> Future[Any]:
         return self._executor.submit(task)
 
     def look(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, contextmanager
@@ -143,63 +142,37 @@ def in_order(
 
 
 def ordered(
-    pool: WorkerPool, opened: Callable[[], Callable[[Given], Done]], inputs: Iterable[Given], files: Sequence[Path] = ()
+    pool: WorkerPool,
+    opened: Callable[[], Callable[[Given], Done]],
+    inputs: Iterable[Given],
+    files: Sequence[Path] = (),
+    memory_bytes: int = 0,
 ) -> Generator[Done | WorkerDied, None, None]:
-    """Yield results as `in_order` does, by workers that are there already."""
-    numbered = enumerate(inputs)
-    following = next(numbered, None)
-    with _calls_of(pool, opened, files) as calls:
-
-        def give_out(due: int) -> bool:
-            nonlocal following
-            while following and following[0] < due + AHEAD * pool.width and len(calls.under_way) < pool.width:
-                calls.send(*following)
-                following = next(numbered, None)
-            return following is not None
-
-        yield from _sorted(calls, give_out)
-
-
-def at_places(
-    pool: WorkerPool, opened: Callable[[], Callable[[Given], Done]], inputs: Sequence[Given], memory_bytes: int
-) -> Generator[Done | WorkerDied, None, None]:
-    """Yield results as `ordered` does; an input goes to the worker of its place, which may know it, or to a free one.
+    """Yield results as `in_order` does, by workers that are there already.
 
     `memory_bytes` is the memory that a task needs beside its tools.
     """
-    waiting = [deque(range(slot, len(inputs), pool.width)) for slot in range(pool.width)]
-    with _calls_of(pool, opened, (), memory_bytes) as calls:
-
-        def give_out(_due: int) -> bool:
-            busy = {given.slot for given in calls.under_way.values()}
-            for slot in set(range(pool.width)) - busy:
-                own = waiting[slot] if slot < len(waiting) else None
-                if place := own or max(waiting, key=len):
-                    number = place.popleft() if place is own else place.pop()
-                    calls.send(number, inputs[number], slot)
-            return any(waiting)
-
-        yield from _sorted(calls, give_out)
-
-
-def _sorted(calls: _Calls[int, Any, Done], give_out: Callable[[int], bool]) -> Generator[Done | WorkerDied, None, None]:
-    """Yield results by place. `give_out(place of the next result)` sends what it may, and tells if there is more."""
+    numbered = enumerate(inputs)
+    following = next(numbered, None)
     early: dict[int, Done | WorkerDied] = {}  # results that wait for earlier ones
     due = 0
-    while give_out(due) or calls.under_way:
-        early.update(calls.received())
-        while due in early:
-            yield early.pop(due)
-            due += 1
+    with _calls_of(pool, opened, files, memory_bytes) as calls:
+        while following or calls.under_way:
+            while following and following[0] < due + AHEAD * pool.width and len(calls.under_way) < pool.width:
+                calls.send(*following)
+                following = next(numbered, None)
+            early.update(calls.received())
+            while due in early:
+                yield early.pop(due)
+                due += 1
 
 
 @dataclass
 class _Given(Generic[Named]):
-    """An input under way: its name, its content, the number of its worker, and how many workers died with it."""
+    """An input under way: its name, its content, and how many workers died with it."""
 
     name: Named
     content: bytes
-    slot: int | None
     deaths: int = 0
 
 
@@ -214,13 +187,13 @@ class _Calls(Generic[Named, Given, Done]):
     lost_opening: str = LOST_LOADING
     under_way: dict[Future[Any], _Given[Named]] = field(default_factory=dict)
 
-    def send(self, name: Named, given: Given, slot: int | None = None) -> None:
-        self._submit(_Given(name, pickled(given), slot))
+    def send(self, name: Named, given: Given) -> None:
+        self._submit(_Given(name, pickled(given)))
 
     def _submit(self, given: _Given[Named], whole: bool = False) -> None:
         """Give an input out; the content of the tools goes along only to a worker that has asked for it."""
         tools = self.tools if whole else replace(self.tools, content=None)
-        self.under_way[self.pool.submit(Call(tools, given.content, self.demands), given.slot)] = given
+        self.under_way[self.pool.submit(Call(tools, given.content, self.demands))] = given
 
     def received(self) -> Iterator[tuple[Named, Done | WorkerDied]]:
         """Wait for results; yield them with their names, or WorkerDied for an input that ends every process."""
@@ -233,7 +206,6 @@ class _Calls(Generic[Named, Given, Done]):
             except WorkerDied as death:
                 given.deaths += 1
                 if given.deaths < self.attempts:
-                    given.slot = None if given.slot is None else (given.slot + 1) % self.pool.width
                     self._submit(given)
                 elif isinstance(death, DiedOpening):
                     raise WorkerDied(self.lost_opening) from death

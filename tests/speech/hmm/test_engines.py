@@ -92,7 +92,7 @@ def kill(block, counted):
 
 
 def test_three_deaths_are_told_with_the_block(corpus, small_blocks, engine, tmp_path):
-    cut = cut_into_blocks(corpus.feats, corpus.texts)
+    cut = list(cut_into_blocks(corpus.feats, corpus.texts))
     number = next(n for n, block in enumerate(cut) if "u010" in block.texts)
     with (
         Workers(cut, engine) as workers,

@@ -9,7 +9,7 @@ from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.fmllr import AdaptedPair, FmllrConfig, estimate_transforms, identity, transforms_from_paths
 from murmur.speech.hmm.grow import TreeConfig
 from murmur.speech.hmm.monophone import train_monophone
-from murmur.speech.hmm.passes import AlignOptions, accumulate, compile_graphs, realign
+from murmur.speech.hmm.passes import AlignOptions, accumulate, realign
 from murmur.speech.hmm.sat import SatConfig, train_sat
 from murmur.speech.hmm.storage import load_transforms, save_transforms
 
@@ -144,7 +144,6 @@ def test_log_likelihoods_of_adapted_frames_are_those_of_the_frames_themselves(co
     plain, moved = sat.unadapted.mixtures, sat.unadapted.mixtures
     moved = replace(moved, means=plain.means * scale_D + shift_D, variances=plain.variances * scale_D**2)
     (block,) = blocks.cut_into_blocks(feats, corpus.texts, speakers)
-    compile_graphs(block, sat.unadapted)
     realign(block, sat.unadapted, AlignOptions())
     paths, wanted = block.tids, accumulate(block, sat.unadapted)
     block.transforms = dict.fromkeys(set(speakers.values()), transform)

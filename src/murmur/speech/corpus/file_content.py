@@ -15,7 +15,7 @@ import tokenize
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,13 +103,16 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
         return found
 
 
-def read_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
-    """All arrays of an .npz file, a CorpusError if it is damaged or of another kind; nothing is unpickled."""
+def read_arrays(path: Path, remedy: str, unread: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file but those `unread`, a CorpusError if it is damaged or of another kind.
+
+    Nothing is unpickled.
+    """
     source = io.BytesIO(bytes_of(path)) if is_remote(path) else path
     with making_sense_of(path, remedy), np.load(source, allow_pickle=False) as found:
         if not isinstance(found, np.lib.npyio.NpzFile):
             raise CorpusError(f"{path} holds a single array, not an .npz of named ones: {remedy}")
-        return {name: found[name] for name in found.files}
+        return {name: found[name] for name in found.files if name not in unread}
 
 
 _PIECE_BYTES = 1 << 22

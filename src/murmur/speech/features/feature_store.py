@@ -52,6 +52,9 @@ class ShardRows(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self.places)
 
+    def __contains__(self, utterance: object) -> bool:
+        return utterance in self.places
+
     def __reduce__(self) -> tuple[type[ShardRows], tuple[object, ...]]:
         return ShardRows, (self.folder, self.places, self.shapes)
 

@@ -15,10 +15,12 @@ import numpy as np
 from murmur.core.whole_files import write_text_whole
 from murmur.execution.executors import Jobs
 from murmur.speech.hmm import passes
-from murmur.speech.hmm.blocks import Block, Features, Material, Workers, check_material, cut_into_blocks
+from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
 from murmur.speech.hmm.fmllr import AdaptedPair, FmllrConfig, estimate_transforms, of_adapted
+from murmur.speech.hmm.material import Features, Material, check_material
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.passes import AlignOptions
+from murmur.speech.hmm.storage import StoredAlignments
 from murmur.speech.hmm.tree import IntArray
 
 Search = Callable[[Block, HmmGmm, AlignOptions], dict[str, str]]
@@ -26,7 +28,7 @@ Search = Callable[[Block, HmmGmm, AlignOptions], dict[str, str]]
 
 def align(
     model: HmmGmm, feats: Features, texts: Mapping[str, str], options: AlignOptions | None = None, jobs: Jobs = 1
-) -> dict[str, IntArray]:
+) -> StoredAlignments:
     """Align transcripts with features by the model: {utterance: (T,) transition-ids} without those that fail.
 
     `feats` are {utterance: (T, F) float32}, as in training. The result does not depend on `jobs`.
@@ -41,7 +43,7 @@ def align(
 
 def align_scores(
     model: HmmGmm, scores: Features, texts: Mapping[str, str], options: AlignOptions | None = None, jobs: Jobs = 1
-) -> dict[str, IntArray]:
+) -> StoredAlignments:
     """Align transcripts with scores of another model of the same pdfs, such as a network.
 
     `scores` are {utterance: (T, P) float32} log-likelihoods up to a constant per frame, e.g. log-posteriors minus
@@ -53,10 +55,10 @@ def align_scores(
 
 def _align(
     model: HmmGmm, material: Material, search: Search, options: AlignOptions | None, jobs: Jobs
-) -> dict[str, IntArray]:
-    material.lost_with({})
+) -> StoredAlignments:
+    material.losses.with_failed({})
     with Workers(cut_into_blocks(material.feats, material.texts), jobs) as workers:
-        material.lost_with(workers.gather(search, model, options or AlignOptions()))
+        material.losses.with_failed(workers.gather(search, model, options or AlignOptions()))
         return workers.alignments
 
 
@@ -67,19 +69,19 @@ def align_adapted(
     speakers: Mapping[str, str],
     config: FmllrConfig,
     jobs: Jobs = 1,
-) -> dict[str, IntArray]:
+) -> StoredAlignments:
     """Align in two passes: by the model of unadapted features, then adapted to each speaker by the first alignments.
 
     A speaker with too few frames for a transform keeps the model of unadapted features. `speakers` is {utterance:
     speaker}, `config` holds the settings of the transforms; the rest is as for `align`.
     """
     material, options = check_material(pair.adapted.lang, feats, texts), AlignOptions()
-    material.lost_with({})
+    material.losses.with_failed({})
     with Workers(cut_into_blocks(material.feats, material.texts, speakers), jobs) as workers:
         workers.map(passes.realign, pair.unadapted, options)
         found = estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
         search = partial(passes.realign_pair, unadapted=pair.unadapted, speakers=frozenset(of_adapted(found)))
-        material.lost_with(workers.gather(search, pair.adapted, options))
+        material.losses.with_failed(workers.gather(search, pair.adapted, options))
         return workers.alignments
 
 

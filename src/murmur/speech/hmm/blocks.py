@@ -1,147 +1,68 @@
-"""A corpus of usable utterances, cut into blocks, and functions mapped over all blocks.
+"""A corpus cut into blocks on disk, and functions mapped over all blocks.
 
 The cut depends on the corpus alone, not on the number of processes, and results come in the order of the blocks, so
 sums have the same bits for any number of processes and any engine.
 
-A task of a worker is a function of a block on disk, the present alignments and transforms, and a model. Workers keep
-what they made of a block, such as its training graphs, which cannot be pickled; another one can take its place.
+A block names utterances and the rows of their features in shards. A task is a function of a block and a model. Its
+alignments lie beside the block, in a file of the pass that made them, which appears complete. So any worker can do any
+block, a task that is repeated writes the same bits, and no process holds the corpus.
 
-Shapes: T frames, F features.
+Shapes: T frames, F features, U utterances, N frames of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
-import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from murmur.core.counted import counted
-from murmur.execution.executors import Engine, Jobs, WorkerPool, engine_of
-from murmur.execution.processes import at_places, bar_of
-from murmur.execution.stored_arrays import StoredArray, folder_of
+from murmur.core.whole_files import appearing
+from murmur.execution.executors import Jobs, WorkerPool, engine_of
+from murmur.execution.processes import bar_of, ordered
+from murmur.execution.stored_arrays import folder_of
+from murmur.execution.tasks import unfit
 from murmur.execution.workers import WorkerDied
+from murmur.speech.features.derived import DerivedFeatures, part_of, shape_of
+from murmur.speech.features.feature_store import ShardRows
+from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mixtures import FloatArray
 from murmur.speech.hmm.model import Projection, adapt, project
-from murmur.speech.hmm.topology import shortest_words
-from murmur.speech.hmm.tree import IntArray, Tree
-from murmur.speech.lexicon.lexicon import Lang
-
-Features = Mapping[str, NDArray[np.float32]]
-MAX_LOST = 0.01
-
-
-@dataclass(frozen=True)
-class Material:
-    """Usable utterances, and the reasons why others are not.
-
-    Attributes:
-        feats: {utterance: (T, F) features}.
-        texts: {utterance: transcript}.
-        lost: {utterance: reason}.
-    """
-
-    feats: dict[str, NDArray[np.float32]]
-    texts: dict[str, str]
-    lost: dict[str, str]
-
-    def lost_with(self, failed: Mapping[str, str], most: float = MAX_LOST) -> dict[str, str]:
-        """The lost utterances and those that failed later, with reasons.
-
-        Raises:
-            ValueError: they are more than the fraction `most` of all; names the first ten.
-        """
-        lost, total = {**self.lost, **failed}, len(self.feats) + len(self.lost)
-        if len(lost) > most * total:
-            named = "; ".join(f"{u} {reason}" for u, reason in sorted(lost.items())[:10])
-            raise ValueError(
-                f"{len(lost)} of {counted(total, 'utterance')} cannot be used, more than {100 * most:g} %: {named}"
-                f"{'; ...' if len(lost) > 10 else ''}. Repair the data, or leave these utterances out"
-            )
-        return lost
-
-
-def check_material(lang: Lang, feats: Features, texts: Mapping[str, str], dim: int | None = None) -> Material:
-    """Select usable utterances: those with features, transcript, words of the lexicon, finite values and at least as
-    many frames as states. `dim` is the number of columns of features; None for that of the first utterance.
-
-    Raises:
-        ValueError: features have another number of columns; the message names the utterance.
-    """
-    if dim is None:
-        dim = next((x.shape[1] for _, x in sorted(feats.items()) if x.ndim == 2), 0)
-    shortest = shortest_words(lang)
-    material = Material({}, {}, {})
-    for utterance in sorted(feats.keys() | texts.keys()):
-        reason = _why_not(lang, shortest, feats.get(utterance), texts.get(utterance))
-        if reason:
-            material.lost[utterance] = reason
-            continue
-        if feats[utterance].shape[1] != dim:
-            raise ValueError(f"utterance {utterance} has {feats[utterance].shape[1]} features, {dim} are needed")
-        material.feats[utterance], material.texts[utterance] = feats[utterance], texts[utterance]
-    return material
-
-
-def usable(lang: Lang, feats: Features, texts: Mapping[str, str]) -> Material:
-    """The usable part of a corpus. Raises ValueError if it is empty or less than 99 % of it."""
-    material = check_material(lang, feats, texts)
-    material.lost_with({})
-    if not material.feats:
-        raise ValueError("no utterance can be used: there is none")
-    return material
-
-
-def _why_not(lang: Lang, shortest: Mapping[int, int], feats_TF: NDArray | None, text: str | None) -> str:
-    """Reason why an utterance cannot be used; empty if it can."""
-    if feats_TF is None or text is None:
-        return "has no features" if feats_TF is None else "has no transcript"
-    if feats_TF.ndim != 2:
-        return f"has features of shape {feats_TF.shape} in place of (frames, features)"
-    missing = lang.unknown_words(text)
-    if missing:
-        return f"has words outside the lexicon: {' '.join(missing)}"
-    if not text.split():
-        return "has an empty transcript"
-    if not np.isfinite(feats_TF).all():
-        return f"has {int((~np.isfinite(feats_TF)).any(1).sum())} frames that are not finite"
-    needed = sum(shortest[word] for word in lang.word_ids(text))
-    return f"has {len(feats_TF)} frames but its states need {needed}" if len(feats_TF) < needed else ""
-
+from murmur.speech.hmm.storage import StoredAlignments, kept_alignments, read_with_header, write_with_header
+from murmur.speech.hmm.tree import IntArray
 
 BLOCK_FRAMES = 25_000
-MAX_BLOCKS = 64
+BLOCK_FORMAT, PATHS_FORMAT = "murmur block 1", "murmur alignments of a block 1"
+VALUE_BYTES = 8  # of a value of features in sums
 Result = TypeVar("Result")
 
 
 @dataclass
 class Block:
-    """Some utterances with the data that alignment and training keep between passes.
+    """Some utterances, as a pass sees them.
 
     Attributes:
-        feats: {utterance: (T, F) features}, or scores by pdf.
+        feats: {utterance: (T, F) features}, or scores by pdf, read as they are taken.
         texts: {utterance: transcript}.
-        graphs: training graphs of the tree below.
-        tree: phones and tree that the graphs are of; None before there are any.
-        tids: current alignments; an utterance that could not be aligned is absent.
         speakers: {utterance: speaker}; empty where no speaker is adapted.
+        tids: current alignments, in the order of `texts`; an utterance that could not be aligned is absent.
         transforms: {speaker: W (D, D + 1)} of adapted speakers.
+        stem: path of the block's files without their ends; None for a block that lies in memory.
     """
 
-    feats: Mapping[str, NDArray[np.float32]]
+    feats: Features
     texts: Mapping[str, str]
-    graphs: dict[str, kaldifst.StdVectorFst] = field(default_factory=dict)
-    tree: tuple[Lang, Tree] | None = None
-    tids: dict[str, IntArray] = field(default_factory=dict)
     speakers: Mapping[str, str] = field(default_factory=dict)
+    tids: Mapping[str, IntArray] = field(default_factory=dict)
     transforms: Mapping[str, FloatArray] = field(default_factory=dict)
+    stem: Path | None = None
 
     def frames(self, utterance: str, projection: Projection | None) -> NDArray[np.float32]:
         """(T, D) the input of mixtures: projected frames, adapted to the speaker if the block holds a transform."""
@@ -154,167 +75,247 @@ class Block:
 
 
 def cut_into_blocks(
-    feats: Mapping[str, NDArray[np.float32]], texts: Mapping[str, str], speakers: Mapping[str, str] | None = None
-) -> list[Block]:
-    """Blocks of about equally many frames, utterances in byte order of their names."""
-    names = sorted(feats)
-    total = sum(len(feats[u]) for u in names)
-    limit = max(BLOCK_FRAMES, total / MAX_BLOCKS)
-    groups: list[list[str]] = []
-    frames = limit
-    for utterance in names:
-        if frames >= limit:
-            groups.append([])
-            frames = 0.0
-        groups[-1].append(utterance)
-        frames += len(feats[utterance])
-    named = speakers or {}
-    return [
-        Block(
-            {u: np.ascontiguousarray(feats[u]) for u in g},  # sums follow the order in memory
-            {u: texts[u] for u in g},
-            speakers={u: named[u] for u in g if u in named},
-        )
-        for g in groups
-    ]
+    feats: Features,
+    texts: Mapping[str, str],
+    speakers: Mapping[str, str] | None = None,
+    tids: Mapping[str, IntArray] | None = None,
+) -> Iterator[Block]:
+    """Blocks of about equally many frames, utterances in byte order of their names; `tids` are their alignments."""
+    group: list[str] = []
+    frames = 0
+    named, aligned = speakers or {}, {} if tids is None else tids
+
+    def block() -> Block:
+        own, paths = {u: named[u] for u in group if u in named}, {u: aligned[u] for u in group if u in aligned}
+        return Block(part_of(feats, group), {u: texts[u] for u in group}, own, paths)
+
+    for utterance in sorted(feats):
+        if frames >= BLOCK_FRAMES:
+            yield block()
+            group, frames = [], 0
+        group.append(utterance)
+        frames += shape_of(feats, utterance)[0]
+    if group:
+        yield block()
 
 
-Given = tuple["StoredBlock", dict[str, IntArray], Mapping[str, FloatArray]]
+def write_block(block: Block, stem: Path) -> DerivedFeatures:
+    """Write the list of a block's utterances, with the places of their features; return the features at these places.
+
+    Features that lie in no store are written as a shard beside it.
+    """
+    feats = block.feats
+    if not isinstance(feats, DerivedFeatures) or not feats.stored:
+        feats = _written(feats, stem)
+    header, arrays = feats.plain()
+    texts, speakers = list(block.texts.values()), [block.speakers.get(u) for u in block.texts]
+    content: dict[str, Any] = {"format": BLOCK_FORMAT, **header, "texts": texts, "speakers": speakers}
+    write_with_header(stem.with_suffix(".npz"), content, arrays, appearing)
+    return feats
 
 
-@dataclass(frozen=True)
-class StoredBlock:
-    """A block on disk: its features end to end in one array, and what names them.
+def _written(feats: Features, stem: Path) -> DerivedFeatures:
+    """The same features as rows of a shard of the block's number."""
+    arrays = [np.ascontiguousarray(feats_TF) for feats_TF in feats.values()]  # sums follow the order in memory
+    joined_NF = np.concatenate(arrays)
+    np.save(stem.with_suffix(".feats.npy"), joined_NF, allow_pickle=False)
+    lengths = [len(feats_TF) for feats_TF in arrays]
+    firsts, number = np.cumsum([0, *lengths]).tolist(), int(stem.name)
+    places = {u: (number, first, n) for u, first, n in zip(feats, firsts, lengths, strict=False)}
+    return DerivedFeatures(ShardRows(stem.parent, places, {number: joined_NF.shape}))
+
+
+def read_block(stem: Path) -> Block:
+    """A block without alignments. Raises UnfitWorker if this process does not see its files."""
+    try:
+        header, arrays = read_with_header(stem.with_suffix(".npz"), BLOCK_FORMAT)
+    except (OSError, ValueError) as error:
+        raise unfit(f"cannot read a block that the command has written: {error}") from error
+    names = header["utterances"]
+    speakers = {u: speaker for u, speaker in zip(names, header["speakers"], strict=True) if speaker is not None}
+    feats = DerivedFeatures.of_plain(header, arrays)
+    return Block(feats, dict(zip(names, header["texts"], strict=True)), speakers, stem=stem)
+
+
+def _paths_file(stem: Path, number: int) -> Path:
+    """The file of a block's alignments that a pass has made, by the number of the pass."""
+    return stem.with_name(f"{stem.name}-{number:05}.npz")
+
+
+def write_paths(block: Block, path: Path) -> None:
+    """Write a block's alignments as a whole."""
+    lengths = [len(block.tids[u]) if u in block.tids else -1 for u in block.texts]
+    tids_N = np.concatenate([np.zeros(0, np.int32), *(block.tids[u] for u in block.texts if u in block.tids)])
+    arrays: dict[str, NDArray] = {"lengths": np.array(lengths, np.int64), "tids": tids_N.astype(np.int32)}
+    write_with_header(path, {"format": PATHS_FORMAT}, arrays, appearing)
+
+
+def read_paths(names: Iterable[str], path: Path) -> dict[str, IntArray]:
+    """A block's alignments. Raises UnfitWorker if this process does not see their file."""
+    try:
+        _, arrays = read_with_header(path, PATHS_FORMAT)
+    except (OSError, ValueError) as error:
+        raise unfit(f"cannot read alignments that a worker has written: {error}") from error
+    lengths = arrays["lengths"]
+    parts = iter(np.split(arrays["tids"], np.cumsum(lengths[lengths >= 0])[:-1]) if (lengths >= 0).any() else [])
+    return {u: next(parts) for u, length in zip(names, lengths.tolist(), strict=True) if length >= 0}
+
+
+class BlockName(NamedTuple):
+    """What a command knows of a block: its first and last utterance, its number of frames, and its speakers."""
+
+    first: str
+    last: str
+    frames: int
+    speakers: tuple[str, ...]
+
+
+class Given(NamedTuple):
+    """The input of a task.
 
     Attributes:
-        number: place of the block in the corpus.
-        folder: folder of all blocks of the corpus.
-        lengths: number of frames of each utterance.
+        stem: path of the block's files without their ends.
+        aligned: number of the pass that made the present alignments; 0 if there are none.
+        number: number of the present pass.
+        transforms: present transforms of the block's speakers.
     """
 
+    stem: str
+    aligned: int
     number: int
-    folder: str
-    feats: StoredArray
-    lengths: tuple[int, ...]
-    texts: Mapping[str, str]
-    speakers: Mapping[str, str]
-
-    @staticmethod
-    def write(block: Block, number: int, folder: Path) -> StoredBlock:
-        feats = StoredArray.write(folder / f"{number:05}.npy", np.concatenate(list(block.feats.values())))
-        texts = {utterance: block.texts[utterance] for utterance in block.feats}
-        lengths = tuple(map(len, block.feats.values()))
-        return StoredBlock(number, str(folder), feats, lengths, texts, block.speakers)
-
-    def read(self) -> Block:
-        """The block, without graphs and alignments. Raises UnfitWorker if its file is not there, or another one."""
-        parts = np.split(self.feats.read(), np.cumsum(self.lengths)[:-1])
-        feats = {u: part.copy() for u, part in zip(self.texts, parts, strict=True)}
-        return Block(feats, self.texts, speakers=self.speakers)
+    transforms: Mapping[str, FloatArray]
 
 
-@lru_cache(maxsize=1)  # the blocks of another corpus make room
-def _blocks_of(_folder: str) -> dict[int, Block]:
-    """The blocks that this process keeps, by number, the last one used at the end."""
-    return {}
+def _mapped(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[Given], Any]:
+    return partial(_applied, function, arguments)
 
 
-def _mapped(function: Callable[..., Any], arguments: Sequence[Any], most: int) -> Callable[[Given], Any]:
-    return partial(_applied, function, arguments, most)
-
-
-def _applied(
-    function: Callable[..., Result], arguments: Sequence[Any], most: int, given: Given
-) -> tuple[Result, Any, Any]:
-    """The function's result, and the block's alignments and transforms if the function has replaced them.
-
-    The process keeps the last `most` blocks.
-    """
-    stored, tids, transforms = given
-    known = _blocks_of(stored.folder)
-    block = known.pop(stored.number, None) or stored.read()
-    known[stored.number] = block
-    if len(known) > most:
-        del known[next(iter(known))]
-    block.tids, block.transforms = tids, transforms
+def _applied(function: Callable[..., Result], arguments: tuple[Any, ...], given: Given) -> tuple[Result, bool]:
+    """The function's result, and True if it has replaced the block's alignments, which are on disk then."""
+    stem = Path(given.stem)
+    block = read_block(stem)
+    block.transforms = given.transforms
+    if given.aligned:
+        block.tids = read_paths(block.texts, _paths_file(stem, given.aligned))
+    before = block.tids
     result = function(block, *arguments)
-    changed = None if block.transforms is transforms else block.transforms
-    return result, None if block.tids is tids else block.tids, changed
+    if block.tids is before:
+        return result, False
+    write_paths(block, _paths_file(stem, given.number))
+    return result, True
 
 
 class Workers:
     """Maps functions over blocks in this process (jobs = 1), or in those of an engine. Use as a context manager.
 
     Other processes are started afresh ("spawn"), so a script that uses them needs `if __name__ == "__main__":`.
+
+    Attributes:
+        blocks: the blocks in their order.
+        transforms: {speaker: W (D, D + 1)} of adapted speakers, which the blocks of the next passes hold.
     """
 
-    def __init__(self, blocks: Sequence[Block], jobs: Jobs = 1) -> None:
-        self._blocks = list(blocks)
-        self._engine: Engine = engine_of(jobs)
-        self._stored: list[StoredBlock] = []
+    def __init__(self, blocks: Iterable[Block], jobs: Jobs = 1) -> None:
+        self.blocks: list[BlockName] = []
+        self.transforms: Mapping[str, FloatArray] = {}
+        self._given, self._engine = blocks, engine_of(jobs)
+        self._aligned: list[int] = []  # the pass that made the alignments of each block
+        self._passes = 1
         self._memory_bytes = 0
 
     def __enter__(self) -> Self:
-        self._open = ExitStack()
-        if self._engine.is_this_process:
-            return self
         with ExitStack() as opened:
-            folder = opened.enter_context(folder_of(self._engine, "blocks"))
-            self._stored = [StoredBlock.write(block, n, folder) for n, block in enumerate(self._blocks)]
-            self._memory_bytes = 2 * max((Path(each.feats.path).stat().st_size for each in self._stored), default=0)
-            self._pool: WorkerPool = opened.enter_context(self._engine.open())
+            self._folder: Path = opened.enter_context(folder_of(self._engine, "blocks")).absolute()
+            for number, block in enumerate(self._given):
+                self._write(number, block)
+            self._given = ()
+            self._pool: WorkerPool | None = None
+            if not self._engine.is_this_process:
+                self._pool = opened.enter_context(self._engine.open())
             self._open = opened.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def map(self, function: Callable[..., Result], *arguments: Any) -> list[Result]:
-        """function(block, *arguments) of all blocks, in their order.
+    def _write(self, number: int, block: Block) -> None:
+        feats, names = write_block(block, self._stem(number)), list(block.texts)
+        shapes = [shape_of(feats, u) for u in names]
+        frames = sum(shape[0] for shape in shapes)
+        self.blocks.append(BlockName(names[0], names[-1], frames, tuple(dict.fromkeys(block.speakers.values()))))
+        self._memory_bytes = max(self._memory_bytes, 2 * VALUE_BYTES * frames * shapes[0][1])
+        self._aligned.append(1 if block.tids else 0)
+        if block.tids:
+            write_paths(block, _paths_file(self._stem(number), 1))
 
-        The function may replace a block's alignments and transforms, and make its graphs; other changes may be lost.
+    def _stem(self, number: int) -> Path:
+        return self._folder / f"{number:05}"
+
+    def stream(self, function: Callable[..., Result], *arguments: Any) -> Iterator[Result]:
+        """function(block, *arguments) of all blocks, in their order; all of them are to be taken.
+
+        The function may replace a block's alignments; other changes are lost.
 
         Raises:
             Exception: the function raised it in another process, whose traceback is added as a note.
             WorkerDied: every process that had a block died; names the block.
         """
-        if self._engine.is_this_process:
-            return [function(block, *arguments) for block in self._blocks]
-        inputs = [(stored, b.tids, b.transforms) for stored, b in zip(self._stored, self._blocks, strict=True)]
-        found: list[Result] = []
-        share = -(-len(inputs) // self._pool.width)
-        opened = partial(_mapped, function, arguments, 2 * share)  # with room for blocks of slower workers
-        results = at_places(self._pool, opened, inputs, self._memory_bytes)
+        self._passes += 1
+        tools = partial(_mapped, function, arguments)
+        inputs = (self._input(number) for number in range(len(self.blocks)))
+        if self._pool is None:
+            for number, (result, aligned) in enumerate(map(tools(), inputs)):
+                self._done(number, aligned)
+                yield result
+            return
+        results = ordered(self._pool, tools, inputs, memory_bytes=self._memory_bytes)
         console = Console(stderr=True)
         hidden = not (self._engine.progress and console.is_terminal)
         with closing(results), bar_of(console=console, disable=hidden, transient=True) as bar:
-            for block, result in zip(self._blocks, bar.track(results, len(inputs), description="blocks"), strict=True):
-                if isinstance(result, WorkerDied):
-                    raise self._lost(len(found), block) from result
-                done, tids, transforms = result
-                found.append(done)
-                block.tids = block.tids if tids is None else tids
-                block.transforms = block.transforms if transforms is None else transforms
-        return found
+            for number, answer in enumerate(bar.track(results, len(self.blocks), description="blocks")):
+                if isinstance(answer, WorkerDied):
+                    raise self._lost(number) from answer
+                result, aligned = answer
+                self._done(number, aligned)
+                yield result
 
-    def here(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call function(block, *arguments), which changes alignments or transforms alone, in this process."""
-        for block in self._blocks:
-            function(block, *arguments)
+    def _input(self, number: int) -> Given:
+        own = {s: self.transforms[s] for s in self.blocks[number].speakers if s in self.transforms}
+        return Given(str(self._stem(number)), self._aligned[number], self._passes, own)
 
-    @property
-    def alignments(self) -> dict[str, IntArray]:
-        """The present alignments of all blocks."""
-        return {utterance: tids for block in self._blocks for utterance, tids in block.tids.items()}
+    def _done(self, number: int, aligned: bool) -> None:
+        """Note that a task has replaced the alignments of a block, and remove the file of the earlier ones."""
+        if aligned:
+            _paths_file(self._stem(number), self._aligned[number]).unlink(missing_ok=True)
+            self._aligned[number] = self._passes
+
+    def map(self, function: Callable[..., Result], *arguments: Any) -> list[Result]:
+        """The results of `stream` in a list."""
+        return list(self.stream(function, *arguments))
+
+    def sum(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """The sum of the results of `stream`, which are held one at a time."""
+        return reduce(add, self.stream(function, *arguments))
 
     def gather(self, function: Callable[..., Mapping[str, Result]], *arguments: Any) -> dict[str, Result]:
         """The entries of the mappings that a function gives for all blocks."""
-        return {name: value for found in self.map(function, *arguments) for name, value in found.items()}
+        return {name: value for found in self.stream(function, *arguments) for name, value in found.items()}
 
-    def _lost(self, number: int, block: Block) -> WorkerDied:
-        names = sorted(block.texts)
+    @property
+    def alignments(self) -> StoredAlignments:
+        """The present alignments of all blocks, in a file of their own, which stays as long as they are in use."""
+        return kept_alignments(self._paths())
+
+    def _paths(self) -> Iterator[tuple[str, IntArray]]:
+        for number, aligned in enumerate(self._aligned):
+            if aligned:
+                stem = self._stem(number)
+                yield from read_paths(read_block(stem).texts, _paths_file(stem, aligned)).items()
+
+    def _lost(self, number: int) -> WorkerDied:
+        block = self.blocks[number]
         return WorkerDied(
-            f"every worker has died that had block {number + 1} of {len(self._blocks)} (utterances {names[0]} to"
-            f" {names[-1]}): out of memory? Finished work is saved; run it again, with fewer processes if memory was"
+            f"every worker has died that had block {number + 1} of {len(self.blocks)} (utterances {block.first} to"
+            f" {block.last}): out of memory? Finished work is saved; run it again, with fewer processes if memory was"
             " short"
         )

@@ -12,17 +12,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
 
 from murmur.speech.hmm import passes
-from murmur.speech.hmm.blocks import MAX_LOST, Material, Workers
+from murmur.speech.hmm.blocks import Workers
+from murmur.speech.hmm.material import MAX_LOST, Losses
 from murmur.speech.hmm.mixtures import FloatArray, Mixtures, maximise
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.passes import AlignOptions
+from murmur.speech.hmm.storage import StoredAlignments
 from murmur.speech.hmm.transitions import reestimate
 
 # Early models fail on utterances that later ones align; only the last alignment must meet the strict limit.
@@ -99,13 +99,13 @@ class Trained:
 
     Attributes:
         model: the model.
-        tids: {utterance: transition-ids by frame}.
+        tids: {utterance: transition-ids by frame}, in a file that stays as long as they are in use.
         lost: {utterance: reason why it did not take part at the end}.
         history: reports of the passes.
     """
 
     model: HmmGmm
-    tids: dict[str, NDArray[np.int32]]
+    tids: StoredAlignments
     lost: dict[str, str]
     history: tuple[PassReport, ...]
 
@@ -117,7 +117,7 @@ class EmLoop:
     Attributes:
         stage: name of the stage, for the reports.
         workers: blocks of the corpus.
-        material: source of the blocks.
+        losses: utterances that the blocks leave out.
         config: settings of the loop.
         progress: function called after each pass.
         failed: {utterance: reason} of the last alignment.
@@ -125,7 +125,7 @@ class EmLoop:
 
     stage: str
     workers: Workers
-    material: Material
+    losses: Losses
     config: EmConfig
     progress: Progress
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -161,16 +161,16 @@ class EmLoop:
             history.append(self.report(number, stats, model))
         self.realign(model, most_lost=MAX_LOST)
         tids = self.workers.alignments
-        return Trained(model, tids, {**self.material.lost, **self.failed}, tuple(history))
+        return Trained(model, tids, {**self.losses.lost, **self.failed}, tuple(history))
 
     def realign(self, model: HmmGmm, options: AlignOptions | None = None, most_lost: float = MAX_LOST_EARLY) -> None:
         """Make new alignments, and refuse more than `most_lost` failures; None for the options of `config`."""
         self.failed = self.workers.gather(passes.realign, model, options or self.config.align)
-        self.material.lost_with(self.failed, most_lost)
+        self.losses.with_failed(self.failed, most_lost)
 
     def accumulate(self, model: HmmGmm) -> passes.PassStats:
         """The E step on the blocks' alignments."""
-        return reduce(add, self.workers.map(passes.accumulate, model))
+        return self.workers.sum(passes.accumulate, model)
 
     def maximise(self, model: HmmGmm, stats: passes.PassStats, variance_F: FloatArray) -> HmmGmm:
         """The M step of transitions and mixtures."""

@@ -15,6 +15,7 @@ Shapes: T or N frames, D features, G Gaussians.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,7 +25,9 @@ from numpy.typing import NDArray
 
 from murmur.core.counted import are, counted
 from murmur.execution.executors import Jobs
-from murmur.speech.hmm.blocks import Block, Features, Workers, cut_into_blocks
+from murmur.speech.features.derived import part_of, shape_of
+from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
+from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mixtures import Additive, FloatArray, Mixtures, one_thread, posteriors_by_pdf
 from murmur.speech.hmm.model import HmmGmm, adapt
 from murmur.speech.hmm.passes import aligned_frames, silence_weights, unadapted_frames
@@ -218,32 +221,31 @@ def _weighed(
     return weights_N, sums_NE, plain_ND[kept], speakers_N[kept]
 
 
-def use_transforms(block: Block, transforms: Transforms) -> None:
-    """Adapt the block's speakers by these transforms from now on."""
-    own = set(block.speakers.values())
-    block.transforms = {speaker: transform for speaker, transform in transforms.items() if speaker in own}
-
-
 def estimate_transforms(
     workers: Workers, seen: HmmGmm, target: HmmGmm, config: FmllrConfig, present: Transforms
 ) -> dict[str, FloatArray]:
-    """New transforms of all speakers from the blocks' alignments, put into the blocks.
+    """New transforms of all speakers from the blocks' alignments, for the next passes over the blocks.
 
     `present` are the transforms in the blocks, from which the new ones start; the statistics are those of
-    `speaker_stats`.
+    `speaker_stats`. Those of a speaker are held up to the speaker's last block.
     """
-    totals: dict[str, FmllrStats] = {}
-    for block in workers.map(speaker_stats, seen, target, config):
-        for speaker, stats in block.items():
+    totals, estimated = dict[str, FmllrStats](), dict[str, FloatArray]()
+    left = Counter(speaker for block in workers.blocks for speaker in block.speakers)
+    for block, own in zip(workers.blocks, workers.stream(speaker_stats, seen, target, config), strict=True):
+        for speaker, stats in own.items():
             totals[speaker] = totals[speaker] + stats if speaker in totals else stats
-    found = {s: _estimated(s, stats, present.get(s), config.min_frames) for s, stats in sorted(totals.items())}
-    if totals and not of_adapted(found):
+        left.subtract(block.speakers)
+        for speaker in [s for s in totals if not left[s]]:
+            stats = totals.pop(speaker)
+            estimated[speaker] = _estimated(speaker, stats, present.get(speaker), config.min_frames)
+    found = dict(sorted(estimated.items()))
+    if found and not of_adapted(found):
         log.warning(
             "%s not adapted to: fewer than %g frames of speech each (fmllr.min_frames); utterances whose speaker is not"
             " given count as speakers of their own",
-            *(f"{counted(len(totals), 'speaker')} {are(len(totals))}", config.min_frames),
+            *(f"{counted(len(found), 'speaker')} {are(len(found))}", config.min_frames),
         )
-    workers.here(use_transforms, {**present, **found})
+    workers.transforms = {**present, **found}
     return found
 
 
@@ -300,10 +302,8 @@ def transforms_from_paths(
     `feats` are {utterance: (T, F) features}, neither projected nor adapted; `paths` {utterance: (T,) transition-ids} of
     the best paths, without which, or with a shorter one, an utterance is left out; `speakers` {utterance: speaker}.
     """
-    whole = {u: path for u, path in paths.items() if len(path) and len(path) == len(feats[u])}
-    blocks = cut_into_blocks({u: feats[u] for u in whole}, dict.fromkeys(whole, ""), speakers)
-    for block in blocks:
-        block.tids = {u: whole[u] for u in block.feats}
+    whole = [u for u, path in paths.items() if len(path) and len(path) == shape_of(feats, u)[0]]
+    blocks = cut_into_blocks(part_of(feats, whole), dict.fromkeys(whole, ""), speakers, paths)
     with Workers(blocks, jobs) as workers:
         found = estimate_transforms(workers, pair.unadapted, pair.adapted, config, {})
         if of_adapted(found):

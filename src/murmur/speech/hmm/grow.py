@@ -37,6 +37,7 @@ from murmur.speech.lexicon.lexicon import Lang
 
 OUTSIDE = 0
 LEAST_VARIANCE = 0.01
+MERGED_BLOCKS = 64  # the bits of a sum depend on it beyond so many blocks
 NEIGHBOURS = (0, 2)
 
 
@@ -88,15 +89,24 @@ def stats_of(windows_N4: IntArray, feats_NF: NDArray) -> TreeStats:
     return sum_by_key(windows_N4, np.ones(len(wide)), wide, wide**2)
 
 
-def merge_stats(blocks: Iterable[TreeStats | None]) -> TreeStats:
-    """The sums of several blocks.
+def merge_stats(blocks: Iterable[TreeStats | None], at_once: int = MERGED_BLOCKS) -> TreeStats:
+    """The sums of several blocks, of which `at_once` are held.
 
     Raises:
         ValueError: no block has an alignment.
     """
-    parts = [stats for stats in blocks if stats is not None]
+    parts: list[TreeStats] = []
+    for stats in blocks:
+        if len(parts) == at_once:
+            parts = [_merged(parts)]
+        if stats is not None:
+            parts.append(stats)
     if not parts:
         raise ValueError("no utterance is aligned, so no tree can be grown: find out why the alignment failed")
+    return _merged(parts)
+
+
+def _merged(parts: Iterable[TreeStats]) -> TreeStats:
     return sum_by_key(*(np.concatenate(rows) for rows in zip(*((p.keys, *p.sums) for p in parts), strict=True)))
 
 
@@ -255,6 +265,8 @@ def lower_rate_stats(
     Raises:
         ValueError: there is no alignment.
     """
-    return merge_stats(
-        stats_of(lower_rate_windows(transitions, t, len(feats[u]), step), feats[u][::step]) for u, t in tids.items()
+    parts = (
+        stats_of(lower_rate_windows(transitions, tids_T, len(feats_TF), step), feats_TF[::step])
+        for feats_TF, tids_T in ((feats[utterance], tids_T) for utterance, tids_T in tids.items())
     )
+    return merge_stats(parts, at_once=max(1, len(tids)))

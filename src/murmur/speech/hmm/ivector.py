@@ -15,10 +15,12 @@ Shapes: T frames, C Gaussians, F features, D values of an i-vector.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,6 +190,39 @@ class Sums(Additive):
         return found
 
 
+@dataclass(frozen=True, eq=False)
+class StoredSums(Sequence[Sums]):
+    """Sums of G groups of utterances in a temporary file.
+
+    Attributes:
+        counts: (G, C) N_c of each group, mapped.
+        first: (G, C, F) F_c of each group, mapped.
+    """
+
+    counts: FloatArray
+    first: FloatArray
+
+    @staticmethod
+    def of(ubm: Ubm, sums: Iterable[Sums], size: int) -> StoredSums:
+        """Write sums, of which one is in memory at a time; `size` is their number."""
+        if not size:
+            return StoredSums(np.zeros((0, *ubm.weights.shape)), np.zeros((0, *ubm.means.shape)))
+        with TemporaryFile() as counts, TemporaryFile() as first:  # the maps keep the files
+            found = StoredSums(
+                np.memmap(counts, np.float64, "w+", shape=(size, *ubm.weights.shape)),
+                np.memmap(first, np.float64, "w+", shape=(size, *ubm.means.shape)),
+            )
+        for place, own in enumerate(sums):
+            found.counts[place], found.first[place] = own.counts, own.first
+        return found
+
+    def __getitem__(self, place: Any) -> Any:
+        return Sums(np.array(self.counts[place]), np.array(self.first[place]))
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
 FIRST_SIZE = 0.1  # of the random start, in standard deviations of the features
 LEAST_COUNT = 1e-3  # frames of all utterances at which a Gaussian's matrix is estimated anew
 
@@ -309,6 +344,24 @@ def _extractor_pass(extractor: Extractor, groups: Sequence[Sums]) -> Extractor:
 Features = Mapping[str, NDArray]
 
 
+@dataclass(frozen=True, eq=False)
+class InOrder(Sequence[NDArray]):
+    """The features (T, F) of utterances in byte order of their names, read as they are taken."""
+
+    feats: Features
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of the utterances."""
+        return sorted(self.feats, key=str.encode)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.feats[self.names[place]]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
 def groups_of(speakers: Mapping[str, str], utterances: int) -> list[tuple[str, ...]]:
     """Groups of up to `utterances` utterances of one speaker, in byte order of their names; 0: of all of them."""
     own: dict[str, list[str]] = {}
@@ -341,9 +394,9 @@ def train(
         ValueError: there are too few frames, or no utterance.
     """
     if ubm is None:
-        ubm = train_ubm([feats[name] for name in sorted(feats, key=str.encode)], config.ubm, progress)
+        ubm = train_ubm(InOrder(feats), config.ubm, progress)
     groups = groups_of({name: speakers[name] for name in feats}, config.utterances)
-    sums = [summed(ubm, feats, group, config.scale) for group in groups]
+    sums = StoredSums.of(ubm, (summed(ubm, feats, group, config.scale) for group in groups), len(groups))
     return train_extractor(ubm, sums, config, progress)
 
 

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import add
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from murmur.execution.executors import Jobs
-from murmur.speech.hmm.blocks import Block, Features
+from murmur.speech.features.derived import shape_of
+from murmur.speech.hmm.blocks import Block
 from murmur.speech.hmm.em_loop import EmConfig, Progress, Trained, ignore_progress
 from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mixtures import Additive, FloatArray, one_thread, posteriors_by_pdf
 from murmur.speech.hmm.model import HmmGmm, Projection, splice
 from murmur.speech.hmm.passes import aligned_frames, silence_weights
@@ -215,17 +215,18 @@ def train_lda_mllt(
     are spliced. The other arguments, and the errors, are those of `train_monophone`.
     """
     config = config or LdaMlltConfig()
-    narrow = [u for u, x in feats.items() if x.ndim == 2 and x.shape[1] < config.lda.static_dim]
-    if narrow:
-        raise ValueError(f"utterance {narrow[0]} has fewer features than static_dim = {config.lda.static_dim}")
+    for utterance in feats:
+        shape = shape_of(feats, utterance)
+        if len(shape) == 2 and shape[1] < config.lda.static_dim:
+            raise ValueError(f"utterance {utterance} has fewer features than static_dim = {config.lda.static_dim}")
     with aligned_by(previous, "LDA+MLLT triphone", feats, texts, config.em, jobs, progress) as loop:
         workers = loop.workers
-        lda = estimate_lda(reduce(add, workers.map(lda_stats, previous, config.lda, config.silence_weight)), config.lda)
+        lda = estimate_lda(workers.sum(lda_stats, previous, config.lda, config.silence_weight), config.lda)
         model, variance_D = grow_model(workers, previous, lda, config.tree)
 
         def refine(number: int, model: HmmGmm) -> HmmGmm:
             if number not in config.mllt_passes:
                 return model
-            return apply_mllt(model, estimate_mllt(reduce(add, workers.map(mllt_stats, model, config.silence_weight))))
+            return apply_mllt(model, estimate_mllt(workers.sum(mllt_stats, model, config.silence_weight)))
 
         return loop.run(model, variance_D, refine)

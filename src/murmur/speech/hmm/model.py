@@ -8,9 +8,11 @@ pdfs, I transition-ids + 1 (index 0 unused).
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import kaldi_hmm_gmm as khg
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from murmur.speech.features.derived import Computed
 from murmur.speech.hmm.mixtures import FloatArray, Mixtures, one_thread
 from murmur.speech.hmm.topology import num_states
 from murmur.speech.hmm.transitions import Transitions, make_transitions
@@ -98,6 +101,12 @@ class HmmStates:
         """The transition model; graph building needs `transitions.library` and `transitions.tree`."""
         return make_transitions(self.lang, self.tree, self.log_probs)
 
+    @cached_property
+    def tying(self) -> str:
+        """A digest of phones and tree, equal for models whose transition-ids have the same meaning."""
+        content = json.dumps([list(self.lang.phones), self.lang.num_silence, self.tree.to_json()])
+        return hashlib.sha256(content.encode()).hexdigest()
+
     def check(self) -> None:
         """Check what the library does not: values from a file that are inconsistent would abort or hang it.
 
@@ -171,17 +180,23 @@ class HmmGmm(HmmStates):
         """
         return self.mixtures.loglikes(self.features(feats_TF))
 
-    def pdf_ids(self, tids: Mapping[str, IntArray]) -> dict[str, IntArray]:
-        """The pdf of each frame of aligned utterances: the targets of a network.
-
-        Raises:
-            ValueError: an alignment holds ids that are not transition-ids of this model; names the utterance.
-        """
-        out = {}
+    def check_ids(self, tids: Mapping[str, IntArray]) -> None:
+        """Raise ValueError if an alignment holds ids that are not transition-ids of this model; name the utterance."""
         for utterance, tids_T in tids.items():
             try:
                 self.transitions.arcs.check(tids_T)
             except ValueError as error:
                 raise ValueError(f"utterance {utterance}: {error}") from error
-            out[utterance] = self.transitions.pdf_of[tids_T]
-        return out
+
+    def pdf_ids(self, tids: Mapping[str, IntArray]) -> Computed:
+        """The pdf of each frame of aligned utterances, found as they are taken: the targets of a network.
+
+        Raises:
+            ValueError: as `check_ids`.
+        """
+        self.check_ids(tids)
+        return Computed(tids, partial(_pdfs, self.transitions.pdf_of))
+
+
+def _pdfs(pdf_of: IntArray, _utterance: str, tids_T: IntArray) -> IntArray:
+    return pdf_of[tids_T]

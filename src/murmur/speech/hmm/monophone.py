@@ -15,8 +15,10 @@ from operator import add
 import numpy as np
 
 from murmur.execution.executors import Jobs
-from murmur.speech.hmm.blocks import Block, Features, Workers, cut_into_blocks, usable
+from murmur.speech.features.derived import shape_of
+from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
 from murmur.speech.hmm.em_loop import EmConfig, EmLoop, Progress, Trained, ignore_progress
+from murmur.speech.hmm.material import Features, usable
 from murmur.speech.hmm.mixtures import FloatArray, one_gaussian_each
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.passes import AlignOptions, equal_length_path, graphs_of
@@ -75,7 +77,7 @@ def train_monophone(
         tree = monophone_tree(lang)
         log_probs = make_transitions(lang, tree).log_probs
         model = HmmGmm(lang, tree, log_probs, one_gaussian_each(mean_F, variance_F, tree.num_pdfs))
-        loop = EmLoop("monophone", workers, material, config, progress)
+        loop = EmLoop("monophone", workers, material.losses, config, progress)
         if isinstance(config, MonophoneConfig):
             model = choose_start(loop, model, variance_F, config)
         else:
@@ -96,11 +98,13 @@ def align_flat(block: Block, model: HmmGmm, seed: int) -> None:
     Each utterance has its own seed: with one seed for all, the random places of optional silences coincide between
     utterances, and the models of words and silence do not separate.
     """
-    block.tids = {}
+    found = {}
     for utterance, graph in graphs_of(block, model).items():
-        path = equal_length_path(graph, len(block.feats[utterance]), flat_start_seed(seed, utterance))
+        frames = shape_of(block.feats, utterance)[0]
+        path = equal_length_path(graph, frames, flat_start_seed(seed, utterance))
         if path is not None:
-            block.tids[utterance] = path
+            found[utterance] = path
+    block.tids = found
 
 
 def flat_start_seed(seed: int, utterance: str) -> int:
@@ -139,7 +143,8 @@ def global_moments(workers: Workers) -> tuple[FloatArray, FloatArray]:
 def feature_sums(block: Block) -> tuple[FloatArray, FloatArray, int]:
     """Sums of x and x^2 over all frames, and the number of frames."""
     total = squares = np.zeros(1)
+    frames = 0
     for x in block.feats.values():
         wide = x.astype(np.float64)
-        total, squares = total + wide.sum(0), squares + (wide**2).sum(0)
-    return total, squares, sum(map(len, block.feats.values()))
+        total, squares, frames = total + wide.sum(0), squares + (wide**2).sum(0), frames + len(x)
+    return total, squares, frames

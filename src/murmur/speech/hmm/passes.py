@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import kaldi_hmm_gmm as khg
@@ -17,6 +18,7 @@ import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 
+from murmur.core.whole_files import appearing
 from murmur.speech.hmm.blocks import Block
 from murmur.speech.hmm.mixtures import Additive, MixtureStats, check_frames, expect
 from murmur.speech.hmm.model import HmmGmm
@@ -165,37 +167,55 @@ class PassStats(Additive):
     transition_counts: NDArray[np.float64]
 
 
-def compile_graphs(block: Block, model: HmmGmm) -> None:
-    """Make the block's training graphs for the model's tree."""
+Graphs = Mapping[str, kaldifst.StdVectorFst]
+
+
+def graphs_of(block: Block, model: HmmGmm) -> Graphs:
+    """The block's training graphs for the model's tree, read from their file, or made and written."""
+    path = None if block.stem is None else block.stem.with_name(f"{block.stem.name}-{model.tying[:16]}.graphs")
+    if path is not None and path.is_file():
+        return _read_graphs(block, path)
     compiler = GraphCompiler(model.lang, model.transitions)
-    block.graphs = {utterance: compiler.compile(text) for utterance, text in block.texts.items()}
-    block.tree = model.lang, model.tree
+    graphs = {utterance: compiler.compile(text) for utterance, text in block.texts.items()}
+    if path is not None:
+        with appearing(path) as beside:
+            writer = kaldifst.VectorFstWriter(f"ark:{beside}")
+            for number, graph in enumerate(graphs.values()):
+                writer.write(str(number), graph)
+            writer.close()
+    return graphs
 
 
-def graphs_of(block: Block, model: HmmGmm) -> dict[str, kaldifst.StdVectorFst]:
-    """The block's training graphs for the model's tree, made now if it has none, or those of another tree."""
-    if block.tree != (model.lang, model.tree):
-        compile_graphs(block, model)
-    return block.graphs
+def _read_graphs(block: Block, path: Path) -> Graphs:
+    graphs = {}
+    reader = kaldifst.SequentialVectorFstReader(f"ark:{path}")
+    for utterance in block.texts:
+        graphs[utterance] = reader.value.copy()
+        reader.next()
+    reader.close()
+    return graphs
 
 
 def realign(block: Block, model: HmmGmm, options: AlignOptions) -> dict[str, str]:
     """Replace the block's alignments by the best paths under the model; return {utterance: reason} of failures."""
-    return _take(block, {u: _best(block, u, model, options) for u in graphs_of(block, model)})
+    return _take(block, {u: _best(block, u, graph, model, options) for u, graph in graphs_of(block, model).items()})
 
 
 def realign_pair(
     block: Block, model: HmmGmm, options: AlignOptions, unadapted: HmmGmm, speakers: Collection[str]
 ) -> dict[str, str]:
     """`realign` of adapted speakers, and of all others with the model `unadapted`."""
-    found = {u: model if block.speakers.get(u) in speakers else unadapted for u in graphs_of(block, model)}
-    return _take(block, {u: _best(block, u, own, options) for u, own in found.items()})
+    graphs = graphs_of(block, model)
+    found = {u: model if block.speakers.get(u) in speakers else unadapted for u in graphs}
+    return _take(block, {u: _best(block, u, graphs[u], own, options) for u, own in found.items()})
 
 
-def _best(block: Block, utterance: str, model: HmmGmm, options: AlignOptions) -> BestPath | None:
+def _best(
+    block: Block, utterance: str, graph: kaldifst.StdVectorFst, model: HmmGmm, options: AlignOptions
+) -> BestPath | None:
     frames_TD = block.frames(utterance, model.projection)
     scores = gmm_scores(model.library_mixtures, model.transitions, frames_TD, options.acoustic_scale)
-    return best_path(utterance, block.graphs[utterance], model.transitions, scores, options)
+    return best_path(utterance, graph, model.transitions, scores, options)
 
 
 def realign_scores(block: Block, model: HmmGmm, options: AlignOptions) -> dict[str, str]:

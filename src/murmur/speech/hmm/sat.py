@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import add
 
 from murmur.execution.executors import Jobs
 from murmur.speech.hmm import passes
-from murmur.speech.hmm.blocks import Block, Features, Workers
+from murmur.speech.hmm.blocks import Block, Workers
 from murmur.speech.hmm.em_loop import EmConfig, Progress, Trained, ignore_progress
 from murmur.speech.hmm.fmllr import FmllrConfig, Transforms, estimate_transforms
 from murmur.speech.hmm.grow import TreeConfig
+from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mixtures import FloatArray, MixtureStats, expect, refit
 from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.triphone import aligned_by, grow_model
@@ -95,7 +94,7 @@ def train_sat(
 
 def unadapted_twin(workers: Workers, model: HmmGmm, config: EmConfig) -> HmmGmm:
     """The model with means and variances of unadapted features, under posteriors of the adapted ones."""
-    stats = reduce(add, workers.map(unadapted_sums, model))
+    stats = workers.sum(unadapted_sums, model)
     mean_D = stats.first.sum(0) / stats.frames
     variance_D = stats.second.sum(0) / stats.frames - mean_D**2
     floor_D = config.variance_floor * variance_D

@@ -1,15 +1,22 @@
 """Models and alignments on disk: one .npz file each, without pickles, put in place in one step.
 
-The file of a model holds arrays and, as bytes under "header", a JSON text with all other values.
+A file holds arrays and, as bytes under "header", a JSON text with all other values. Alignments of a corpus are mapped,
+not read.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+import shutil
+import struct
+import weakref
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -82,40 +89,126 @@ def floats_of(values: NDArray) -> NDArray:
     return values
 
 
-def tying_digest(model: HmmGmm) -> str:
-    """A digest of phones and tree, equal for models whose transition-ids have the same meaning."""
-    content = json.dumps([list(model.lang.phones), model.lang.num_silence, model.tree.to_json()])
-    return hashlib.sha256(content.encode()).hexdigest()
+class _PassingFolder:
+    """A temporary folder that is removed with this object, or at the end of the program."""
+
+    def __init__(self) -> None:
+        self.path = Path(mkdtemp(prefix=".alignments-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-def save_alignments(model: HmmGmm, tids: Mapping[str, IntArray], path: Path) -> None:
-    """Write {utterance: (T,) transition-ids} of a model.
+@dataclass(frozen=True, eq=False)
+class StoredAlignments(Mapping[str, IntArray]):
+    """{utterance: (T,) transition-ids} of a file, mapped as they are taken; pickled as names and places.
+
+    Attributes:
+        path: the file.
+        begin: place of its first id, in bytes; ids are 32-bit integers.
+        places: first id of each utterance, and number of its ids.
+        folder: temporary folder of the file, which is removed with this object; None for a file that stays.
+    """
+
+    path: Path
+    begin: int
+    places: Mapping[str, tuple[int, int]]
+    folder: _PassingFolder | None = None
+
+    @cached_property
+    def tids(self) -> IntArray:
+        """The ids up to those of the last utterance, end to end."""
+        last = max((first + count for first, count in self.places.values()), default=0)
+        if not last:
+            return np.zeros(0, np.int32)
+        return np.memmap(self.path, np.int32, "r", self.begin, (last,)).view(np.ndarray)
+
+    def __getitem__(self, utterance: str) -> IntArray:
+        first, count = self.places[utterance]
+        return self.tids[first : first + count]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __contains__(self, utterance: object) -> bool:
+        return utterance in self.places
+
+    def part(self, names: Sequence[str]) -> StoredAlignments:
+        """The alignments of some utterances."""
+        return StoredAlignments(self.path, self.begin, {name: self.places[name] for name in names}, self.folder)
+
+    def __reduce__(self) -> tuple[type[StoredAlignments], tuple[object, ...]]:
+        return StoredAlignments, (self.path, self.begin, self.places)
+
+
+def kept_alignments(tids: Iterable[tuple[str, IntArray]]) -> StoredAlignments:
+    """Alignments in a temporary file; those of one utterance at a time are in memory."""
+    folder, places, first = _PassingFolder(), dict[str, tuple[int, int]](), 0
+    path = folder.path / "tids"
+    with path.open("xb") as file:
+        for utterance, tids_T in tids:
+            file.write(np.ascontiguousarray(tids_T, np.int32).data)
+            places[utterance] = first, len(tids_T)
+            first += len(tids_T)
+    return StoredAlignments(path, 0, places, folder)
+
+
+def save_alignments(model: HmmGmm, tids: Mapping[str, IntArray], path: Path) -> StoredAlignments:
+    """Write {utterance: (T,) transition-ids} of a model; return those of the file.
 
     Raises:
         ValueError: some ids are not transition-ids of the model; the message names the utterance.
     """
-    model.pdf_ids(tids)
-    names = sorted(tids)
-    header = {"format": ALIGNMENT_FORMAT, "tying": tying_digest(model), "utterances": names}
-    lengths = np.array([len(tids[u]) for u in names], dtype=np.int64)
-    joined = np.concatenate([np.zeros(0, dtype=np.int32), *(tids[u] for u in names)]).astype(np.int32)
-    write_with_header(path, header, {"lengths": lengths, "tids": joined})
+    model.check_ids(tids)
+    kept = kept_alignments((u, tids[u]) for u in sorted(tids))
+    header = {"format": ALIGNMENT_FORMAT, "tying": model.tying, "utterances": list(kept)}
+    lengths = np.array([count for _, count in kept.places.values()], dtype=np.int64)
+    write_with_header(path, header, {"lengths": lengths, "tids": kept.tids})
+    return load_alignments(model, path)
 
 
-def load_alignments(model: HmmGmm, path: Path) -> dict[str, IntArray]:
-    """Read alignments, which must be in the transition-ids of `model`. Raises as `read_with_header` does."""
-    header, arrays = read_with_header(path, ALIGNMENT_FORMAT)
-    if header.get("tying") != tying_digest(model):
+def load_alignments(model: HmmGmm, path: Path) -> StoredAlignments:
+    """Alignments of a file, which must be in the transition-ids of `model`; its checksum is compared.
+
+    Raises as `read_with_header` does.
+    """
+    header, arrays = read_with_header(path, ALIGNMENT_FORMAT, unread=("tids",))
+    if header.get("tying") != model.tying:
         raise ValueError(f"{path} was aligned by a model with another tree: load that model, or align again")
     with making_sense_of(path, "align again"):
-        lengths, tids = arrays["lengths"], arrays["tids"]
-        if lengths.dtype.kind != "i" or (lengths < 0).any() or lengths.sum() != len(tids) or tids.dtype != np.int32:
-            raise ValueError(f"{len(lengths)} lengths do not fit {len(tids)} transition-ids")
-        ends = np.cumsum(lengths)
-        parts = np.split(tids, ends[:-1]) if len(ends) else []
-        found = dict(zip(map(str, header["utterances"]), parts, strict=True))
-        model.pdf_ids(found)  # ids that are not the model's
+        lengths, (begin, count) = arrays["lengths"], _ids_in(path)
+        if lengths.dtype.kind != "i" or (lengths < 0).any() or lengths.sum() != count:
+            raise ValueError(f"{len(lengths)} lengths do not fit {count} transition-ids")
+        firsts = (np.cumsum(lengths) - lengths).tolist()
+        names = map(str, header["utterances"])
+        places = dict(zip(names, zip(firsts, lengths.tolist(), strict=True), strict=True))
+        found = StoredAlignments(path, begin, places)
+        model.check_ids(found)
         return found
+
+
+def _ids_in(path: Path) -> tuple[int, int]:
+    """Place of the first transition-id in an .npz file that is not compressed, in bytes, and their number."""
+    with zipfile.ZipFile(path) as archive:
+        facts = archive.getinfo("tids.npy")
+        with archive.open(facts) as member:
+            version = np.lib.format.read_magic(member)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+            header_bytes = member.tell()
+            while member.read(1 << 20):  # the end compares the checksum
+                pass
+        if (
+            facts.compress_type != zipfile.ZIP_STORED
+            or version != (1, 0)
+            or dtype != np.dtype("<i4")
+            or len(shape) != 1
+        ):
+            raise ValueError(f"transition-ids are {dtype} of shape {shape}")
+        with path.open("rb") as file:
+            file.seek(facts.header_offset + 26)
+            name_bytes, extra_bytes = struct.unpack("<HH", file.read(4))
+        return facts.header_offset + 30 + name_bytes + extra_bytes + header_bytes, int(shape[0])
 
 
 def save_transforms(transforms: Mapping[str, NDArray], path: Path) -> None:
@@ -135,21 +228,28 @@ def load_transforms(path: Path) -> dict[str, NDArray]:
         return dict(zip(map(str, header["speakers"]), stacked, strict=True))
 
 
-def write_with_header(path: Path, header: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> None:
-    """Write arrays and values in JSON's terms, replacing an existing file in one step."""
+def write_with_header(
+    path: Path,
+    header: Mapping[str, Any],
+    arrays: Mapping[str, NDArray],
+    whole: Callable[[Path], AbstractContextManager[Path]] = replacing,
+) -> None:
+    """Write arrays and values in JSON's terms, replacing an existing file in one step by `whole`."""
     content: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays}
-    with replacing(path) as beside, beside.open("xb") as file:
+    with whole(path) as beside, beside.open("xb") as file:
         np.savez(file, **content)
 
 
-def read_with_header(path: Path, expected: str) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    """Values and arrays of a file of the expected format.
+def read_with_header(
+    path: Path, expected: str, unread: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, NDArray]]:
+    """Values and arrays of a file of the expected format; the arrays `unread` are left out.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged or of another kind.
     """
-    arrays = read_arrays(path, AGAIN)
+    arrays = read_arrays(path, AGAIN, unread)
     with making_sense_of(path, AGAIN):
         header = dict(json.loads(arrays.pop("header").tobytes()))
     if header.get("format") != expected:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.execution.executors import Jobs
-from murmur.speech.hmm.blocks import Block, Features, Workers, cut_into_blocks, usable
+from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
 from murmur.speech.hmm.em_loop import EmConfig, EmLoop, Progress, Trained, ignore_progress
 from murmur.speech.hmm.grow import (
     TreeConfig,
@@ -25,6 +25,7 @@ from murmur.speech.hmm.grow import (
     tree_stats,
     windows_of,
 )
+from murmur.speech.hmm.material import Features, usable
 from murmur.speech.hmm.mixtures import FloatArray, MixtureStats, maximise, one_gaussian_each
 from murmur.speech.hmm.model import HmmGmm, Projection
 from murmur.speech.hmm.transitions import make_transitions
@@ -82,7 +83,7 @@ def aligned_by(
     """Context with the loop of a new stage, whose blocks are aligned by an earlier model of the same language."""
     material = usable(previous.lang, feats, texts)
     with Workers(cut_into_blocks(material.feats, material.texts, speakers), jobs) as workers:
-        loop = EmLoop(stage, workers, material, config, progress)
+        loop = EmLoop(stage, workers, material.losses, config, progress)
         loop.realign(previous)
         yield loop
 
@@ -93,7 +94,7 @@ def grow_model(
     """A model with a new tree and one Gaussian per pdf, fitted to the leaf's frames; and (F,) the variance over all
     frames. Both are of the features after `projection`, and come from the blocks' alignments by `previous`, which are
     then converted to the new model."""
-    stats = merge_stats(workers.map(tree_stats, previous, projection))
+    stats = merge_stats(workers.stream(tree_stats, previous, projection))
     tree = grow_tree(previous.lang, stats, derive_questions(previous.lang, stats), config)
     frames = stats.counts.sum()
     mean_F = stats.first.sum(0) / frames

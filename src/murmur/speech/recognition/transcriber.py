@@ -20,10 +20,11 @@ from murmur.speech.decoding.graph_store import StoredGraph
 from murmur.speech.decoding.recogniser import CtcBestPath, GraphSearch, RecognisedWord, Recogniser, Spans
 from murmur.speech.decoding.transcript import Transcript, Word
 from murmur.speech.features.analysis import LogMel, Mfcc
+from murmur.speech.features.derived import DerivedFeatures
 from murmur.speech.recognition.run_records import scales_of
 from murmur.speech.recognition.trained_run import TrainedRun, TransformSearch, analysed
 from murmur.speech.recognition.tuning import SearchRequest, graph_folder, to_the_end
-from murmur.speech.tasks.speaker_inputs import GaussianFeatures, narrow
+from murmur.speech.tasks.speaker_inputs import narrow
 from murmur.speech.tasks.word_search import WordSearch
 
 AROUND_SECONDS = 0.5
@@ -162,7 +163,7 @@ class AdaptedScores:
         """(T, P) log-likelihoods of each piece; with too little speech, those of the unadapted model."""
         cepstra = analysed(pieces, self.front)
         speakers = dict.fromkeys(cepstra, "")
-        feats = dict(GaussianFeatures.of(cepstra, speakers))
+        feats = dict(DerivedFeatures.gaussian(cepstra, speakers))
         transform = self.estimate(feats, speakers).get("")
         for feats_TF in feats.values():
             yield self.estimate.gaussians.pair.loglikes(feats_TF, transform)

@@ -130,7 +130,7 @@ class AcousticModel:
         if self.speakers is None or cepstra is None:
             return feats
         columns = self.speakers.columns(cepstra, speakers, estimate)
-        return all_joined(feats if self.speakers.spectrum else None, columns)
+        return dict(all_joined(feats if self.speakers.spectrum else None, columns))
 
     def scores(self, network: nn.Module, feats_TF: np.ndarray) -> np.ndarray:
         """(U, C) log-likelihoods up to a constant of normalised features; log posteriors without a prior."""

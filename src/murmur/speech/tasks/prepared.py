@@ -56,11 +56,14 @@ def read_or_make(
     path: Path,
     read: Callable[[Path], Made],
     make: Callable[[], Made],
-    write: Callable[[Made, Path], object],
+    write: Callable[[Made, Path], Made | None],
     absent: Absent,
     what: str,
 ) -> Made:
-    """The content of a file of the cache; made and written if it is missing or damaged."""
+    """The content of a file of the cache; made and written if it is missing or damaged.
+
+    `write` may return the content as it lies on disk, for one that refers to its file.
+    """
     try:
         return read(path)
     except (FileNotFoundError, ValueError) as error:
@@ -71,19 +74,19 @@ def read_or_make(
         else:
             log.warning("%s", error)
     made = make()
-    store(path, lambda: write(made, path))
-    return made
+    return store(path, lambda: write(made, path)) or made
 
 
-def store(path: Path, write: Callable[[], object]) -> None:
+def store(path: Path, write: Callable[[], Made]) -> Made | None:
     """Write a file of the cache, unless the cache is read-only: it may hold the file already."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write()
+        return write()
     except OSError as error:
         if error.errno not in READ_ONLY:
             raise
         log.warning("%s is not written: %s", path, error)
+        return None
 
 
 def digest_of(*parts: Iterable[Sequence[object]]) -> str:

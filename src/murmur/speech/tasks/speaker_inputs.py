@@ -12,8 +12,9 @@ Shapes: T frames, F cepstra with deltas, D projected features, I values of an i-
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,9 +24,8 @@ from murmur.core.errors import SettingError
 from murmur.core.whole_files import write_whole
 from murmur.speech.corpus.file_content import making_sense_of, read_object
 from murmur.speech.decoding.decoder import DecodeOptions
-from murmur.speech.features.analysis import LogMel, Mfcc, Ready, deltas
-from murmur.speech.features.cmvn import Pair, normalise, statistics_of_all
-from murmur.speech.features.feature_store import FeatureStore, ShardRows
+from murmur.speech.features.analysis import LogMel, Mfcc, Ready
+from murmur.speech.features.derived import Computed, DerivedFeatures, part_of
 from murmur.speech.hmm.fmllr import AdaptedPair, FmllrConfig, Transforms
 from murmur.speech.hmm.ivector import Extractor, ivectors, load_extractor, save_extractor
 from murmur.speech.hmm.model import Projection, adapt, project
@@ -46,45 +46,6 @@ def front_to_json(front: LogMel | Mfcc | Ready) -> dict[str, Any]:
 def front_of_json(content: Mapping[str, Any], kinds: Mapping[str, type[FrontKind]]) -> FrontKind:
     kind, types = kinds[content["type"]], {"int": int, "float": float, "bool": bool}
     return kind(**{field.name: types[str(field.type)](content[field.name]) for field in fields(kind)})
-
-
-@dataclass(frozen=True, eq=False)
-class GaussianFeatures(Mapping[str, np.ndarray]):
-    """{utterance: (T, F)} cepstra less their mean, with two orders of deltas, computed as they are taken.
-
-    Attributes:
-        means: mean of the speaker, and deviation 1, of each utterance.
-    """
-
-    cepstra: Mapping[str, np.ndarray]
-    means: Mapping[str, Pair]
-
-    @staticmethod
-    def of(cepstra: Mapping[str, np.ndarray], speakers: Mapping[str, str]) -> GaussianFeatures:
-        """The features of a part; the mean of a speaker is that of all their utterances in it."""
-        means = statistics_of_all(cepstra, speakers, "speaker", variance=False)
-        rows: Mapping[str, np.ndarray] = cepstra.rows(cepstra) if isinstance(cepstra, FeatureStore) else cepstra
-        return GaussianFeatures(rows, {name: means[name] for name in rows})
-
-    def __getitem__(self, utterance: str) -> np.ndarray:
-        return deltas(normalise(self.cepstra[utterance], *self.means[utterance]))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.cepstra)
-
-    def __len__(self) -> int:
-        return len(self.cepstra)
-
-    def __contains__(self, utterance: object) -> bool:
-        return utterance in self.means
-
-    def part(self, names: Sequence[str]) -> GaussianFeatures:
-        """Some utterances, small to pickle if the cepstra are rows of a store."""
-        if isinstance(self.cepstra, ShardRows):
-            rows: Mapping[str, np.ndarray] = self.cepstra.rows(names)
-        else:
-            rows = {name: self.cepstra[name] for name in names}
-        return GaussianFeatures(rows, {name: self.means[name] for name in names})
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +72,10 @@ class SpeakerColumns:
 
     def of(self, utterance: str) -> np.ndarray:
         """(T, D + I) the columns of an utterance, float32."""
-        feats_TF = self.feats[utterance]
+        return self.of_features(utterance, self.feats[utterance])
+
+    def of_features(self, utterance: str, feats_TF: np.ndarray) -> np.ndarray:
+        """`of`, from the utterance's features of the Gaussian systems."""
         parts = []
         if self.transforms is not None:
             projected_TD = project(self.projection, feats_TF)
@@ -121,13 +85,14 @@ class SpeakerColumns:
         return np.concatenate(parts, axis=1)
 
     def part(self, names: Sequence[str]) -> SpeakerColumns:
-        feats = self.feats.part(names) if isinstance(self.feats, GaussianFeatures) else self.feats
         speakers = {name: self.speakers[name] for name in names}
         transforms = self.transforms
         if transforms is not None:
             transforms = {s: transforms[s] for s in dict.fromkeys(speakers.values()) if s in transforms}
         ivectors = None if self.ivectors is None else {name: self.ivectors[name] for name in names}
-        return replace(self, feats=feats, speakers=speakers, transforms=transforms, ivectors=ivectors)
+        return replace(
+            self, feats=part_of(self.feats, names), speakers=speakers, transforms=transforms, ivectors=ivectors
+        )
 
 
 def joined(utterance: str, spectrum_TS: np.ndarray | None, columns: SpeakerColumns | None) -> np.ndarray:
@@ -143,13 +108,18 @@ def joined(utterance: str, spectrum_TS: np.ndarray | None, columns: SpeakerColum
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-def all_joined(spectrum: Mapping[str, np.ndarray] | None, columns: SpeakerColumns | None) -> dict[str, np.ndarray]:
-    """`joined` of the utterances that have all parts of the input."""
+def all_joined(spectrum: Mapping[str, np.ndarray] | None, columns: SpeakerColumns | None) -> Mapping[str, np.ndarray]:
+    """`joined` of the utterances that have all parts of the input, computed as they are taken."""
     if columns is None:
-        return dict(spectrum or {})
+        return spectrum or {}
     if spectrum is None:
-        return {name: joined(name, None, columns) for name in columns.feats}
-    return {name: joined(name, feats_TF, columns) for name, feats_TF in spectrum.items() if name in columns}
+        return Computed(columns.feats, columns.of_features)
+    both = [name for name in spectrum if name in columns]
+    return Computed(part_of(spectrum, both), partial(_beside, columns))
+
+
+def _beside(columns: SpeakerColumns, utterance: str, spectrum_TS: np.ndarray) -> np.ndarray:
+    return joined(utterance, spectrum_TS, columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +207,7 @@ class SpeakerInputs:
             speakers: {utterance: speaker}.
             estimate: function that estimates the transforms of the speakers; used for adapted features alone.
         """
-        feats = GaussianFeatures.of(cepstra, speakers)
+        feats = DerivedFeatures.gaussian(cepstra, speakers)
         columns = SpeakerColumns(feats, speakers)
         if self.gaussians is not None:
             if estimate is None:

@@ -15,6 +15,7 @@ from murmur.speech.corpus.kaldi_dir import read_data_dir
 from murmur.speech.features.analysis import deltas
 from murmur.speech.features.augment import ChangeOfColumns, SpecAugment
 from murmur.speech.features.chunks import Chunks
+from murmur.speech.features.derived import DerivedFeatures
 from murmur.speech.hmm.em_loop import EmConfig
 from murmur.speech.hmm.fmllr import FmllrConfig
 from murmur.speech.hmm.grow import TreeConfig
@@ -30,7 +31,6 @@ from murmur.speech.tasks.hybrid import stage as ivector_stage
 from murmur.speech.tasks.hybrid.config import ChainMmi, Decoding, FrontEnd, HmmStages, NetworkInput
 from murmur.speech.tasks.hybrid.task import HybridTask
 from murmur.speech.tasks.recogniser import PortableRecogniser
-from murmur.speech.tasks.speaker_inputs import GaussianFeatures
 from murmur.speech.tasks.word_search import WordSearch
 from tests.support.plateaus import make_set
 from tests.support.tones import make_tones
@@ -239,7 +239,7 @@ def test_features_of_one_speaker_alone_are_those_of_the_set(plain):
     feats, store = half.features(test), half.store(test, half.cepstra)
     for speaker in sorted(set(test.speakers.values())):
         names = [name for name in feats if test.speakers[name] == speaker]
-        found = GaussianFeatures.of({name: store[name] for name in names}, dict.fromkeys(names, ""))
+        found = DerivedFeatures.gaussian({name: store[name] for name in names}, dict.fromkeys(names, ""))
         assert all(np.array_equal(found[name], feats[name]) for name in names)
 
 

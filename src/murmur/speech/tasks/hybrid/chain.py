@@ -106,7 +106,7 @@ class ChainData:
         denominator = denominator_of(criterion.ngrams, phones, states)
 
         def utterances(name: str) -> Utterances:
-            feats = half.network_features(parts[name])
+            feats = dict(half.network_features(parts[name]))
             known = {u: text for u, text in texts[name].items() if u in feats and (flat or u in tids[name])}
 
             def windows(shift: int) -> Arrays:

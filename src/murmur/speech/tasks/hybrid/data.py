@@ -19,6 +19,7 @@ from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError
 from murmur.speech.corpus.file_content import making_sense_of
 from murmur.speech.features.chunks import AlignedFrames, fit_targets, speed_copy
 from murmur.speech.features.cmvn import Columns, with_derivatives
+from murmur.speech.features.derived import part_of
 from murmur.speech.features.feature_store import Normalisation, ShardRows, normalisation
 from murmur.speech.features.shards import (
     FORMAT,
@@ -33,9 +34,9 @@ from murmur.speech.features.speed_and_noise import NoiseSource, SpeedChunks, rec
 from murmur.speech.hmm import frame_classifier
 from murmur.speech.hmm.align import align_scores
 from murmur.speech.hmm.passes import AlignOptions
+from murmur.speech.hmm.storage import StoredAlignments
 from murmur.speech.lexicon.lexicon import split_known
 from murmur.speech.tasks.hybrid.config import FrontEnd
-from murmur.speech.tasks.hybrid.decode import Scorer
 from murmur.speech.tasks.hybrid.hmm import HmmHalf
 from murmur.speech.tasks.hybrid.stage import Stage, stored_alignment
 from murmur.speech.tasks.speaker_inputs import SpeakerColumns, joined
@@ -141,7 +142,7 @@ def _mapped(path: Path) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """The pdf of each frame of aligned utterances, and ln p(pdf) over train, (pdfs,)."""
+    """The pdf of each frame of aligned utterances, found as they are taken, and ln p(pdf) over train, (pdfs,)."""
 
     train: Arrays
     dev: Arrays
@@ -158,8 +159,8 @@ def make_targets(half: HmmHalf, stage: Stage) -> Targets:
     return _targets(stage, stage.tids, dev)
 
 
-def realigned(half: HmmHalf, stage: Stage, scorer_of: Callable[[str], Scorer], model_digest: str) -> Targets:
-    """Targets from new alignments by a network; `scorer_of` gives its scores of "train" or "dev".
+def realigned(half: HmmHalf, stage: Stage, scores_of: Callable[[str], Arrays], model_digest: str) -> Targets:
+    """Targets from new alignments by a network; `scores_of` gives its scores of "train" or "dev" as they are taken.
 
     Where nothing may be made, those of train alone.
     """
@@ -170,9 +171,9 @@ def realigned(half: HmmHalf, stage: Stage, scorer_of: Callable[[str], Scorer], m
         part: Corpus = getattr(half.material, name)
         texts = split_known(half.lang, part.texts)[0]
 
-        def make(name=name, texts=texts) -> Arrays:
-            scorer, options = scorer_of(name), AlignOptions(acoustic_scale=NETWORK_SCALE)
-            return align_scores(stage.model, {u: scorer(u) for u in texts}, texts, options, half.jobs)
+        def make(name=name, texts=texts) -> StoredAlignments:
+            scores, options = part_of(scores_of(name), list(texts)), AlignOptions(acoustic_scale=NETWORK_SCALE)
+            return align_scores(stage.model, scores, texts, options, half.jobs)
 
         key = hashlib.sha256(f"{stage.key} {part.digest()} {model_digest} {seen}".encode()).hexdigest()[:16]
         path = half.cache / f"network-{key}-alignment.npz"
@@ -202,7 +203,7 @@ class SpeedPart:
     Attributes:
         feats: spectrum, not normalised; rows of a store, or arrays. Empty for an input without.
         normal: normalisation of the spectrum; None leaves it as it is.
-        targets: pdfs at speed 1.
+        targets: pdfs at speed 1, in a file.
         columns: the parts of the input that depend on the speaker; None for an input without.
         normalised: columns that are normalised: "static" before derivatives are appended, "all" after that.
     """
@@ -243,7 +244,7 @@ def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]
         own = names[first : first + UTTERANCES_PER_SHARD]
         rows = {} if store is None else store.rows(own)
         here = None if normal is None else normal.part(own)
-        speakers, pdfs = None if columns is None else columns.part(own), {n: targets[n] for n in own}
+        speakers, pdfs = None if columns is None else columns.part(own), part_of(targets, own)
         parts.append(SpeedPart(rows, here, half.delta_order, pdfs, speed, speakers, half.front.normalised))
     return parts
 

@@ -31,8 +31,8 @@ from murmur.speech.features.analysis import (
     digest,
     sample_rate_hz,
 )
-from murmur.speech.features.cmvn import all_with_derivatives
-from murmur.speech.features.feature_store import FeatureStore, prepare
+from murmur.speech.features.derived import DerivedFeatures
+from murmur.speech.features.feature_store import FeatureStore, normalisation, prepare
 from murmur.speech.hmm.align import align, align_adapted
 from murmur.speech.hmm.em_loop import PassReport, Progress, Trained
 from murmur.speech.hmm.fmllr import Transforms
@@ -42,6 +42,7 @@ from murmur.speech.hmm.model import HmmGmm
 from murmur.speech.hmm.monophone import train_monophone
 from murmur.speech.hmm.sat import SatConfig, SatTrained, train_sat
 from murmur.speech.hmm.storage import (
+    StoredAlignments,
     load_alignments,
     load_model,
     load_transforms,
@@ -55,11 +56,10 @@ from murmur.speech.tasks.corpora import SpeechSet
 from murmur.speech.tasks.hybrid.config import FrontEnd, HmmStages
 from murmur.speech.tasks.hybrid.stage import Adaptation, IvectorStage, Stage, stored_alignment
 from murmur.speech.tasks.prepared import Absent, features_to_make, read_or_make
-from murmur.speech.tasks.speaker_inputs import AdaptedGaussians, GaussianFeatures, SpeakerColumns, all_joined
+from murmur.speech.tasks.speaker_inputs import AdaptedGaussians, SpeakerColumns, all_joined
 
 log = logging.getLogger(__name__)
 FORMAT = 1
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class HmmHalf:
         return make_lang(read_lexicon(self.lexicon), silence_probability=self.stages.silence_probability)
 
     @cached_property
-    def train_feats(self) -> Arrays:
+    def train_feats(self) -> DerivedFeatures:
         """Features of train for the Gaussian systems, {utterance: (T, 3 cepstra)}."""
         return self.features(self.material.train)
 
@@ -94,15 +94,12 @@ class HmmHalf:
     def train_texts(self) -> dict[str, str]:
         return {u: text for u, text in self.material.train.texts.items() if u in self.train_feats}
 
-    def features(self, part: Corpus, speed: float = 1.0) -> Arrays:
+    def features(self, part: Corpus, speed: float = 1.0) -> DerivedFeatures:
         """Cepstra less their mean over the speaker, with two orders of deltas, at one playback speed."""
-        return dict(self._gaussian_features(part, speed))
+        return DerivedFeatures.gaussian(self.store(part, self._cepstra(part, speed)), part.speakers)
 
-    def _gaussian_features(self, part: Corpus, speed: float = 1.0) -> GaussianFeatures:
-        return GaussianFeatures.of(self.store(part, self._cepstra(part, speed)), part.speakers)
-
-    def network_features(self, part: Corpus, speed: float = 1.0) -> Arrays:
-        """Input of the network, at one playback speed.
+    def network_features(self, part: Corpus, speed: float = 1.0) -> Mapping[str, np.ndarray]:
+        """Input of the network, at one playback speed, computed as it is taken.
 
         Raises:
             ValueError: the speed is not 1, for a set that brings features of an unknown analysis.
@@ -110,7 +107,8 @@ class HmmHalf:
         columns, front, normal = self.speaker_columns(part, speed), self.front, None
         if front.input.spectrum:
             store = self.network_store(part, speed)
-            normal = all_with_derivatives(store, part.speakers, front.cmvn, self.delta_order, front.normalised)
+            pairs = normalisation(store, front.cmvn, whole_host(self.jobs), delta_order=self.normalised_order)
+            normal = DerivedFeatures(store.rows(store), pairs, self.delta_order, front.normalised)
         return all_joined(normal, columns)
 
     def speaker_columns(self, part: Corpus, speed: float = 1.0) -> SpeakerColumns | None:
@@ -122,7 +120,7 @@ class HmmHalf:
         wanted = self.front.input
         if not wanted.of_speakers:
             return None
-        feats, speakers = self._gaussian_features(part, speed), part.speakers
+        feats, speakers = self.features(part, speed), part.speakers
         columns = SpeakerColumns(feats, speakers)
         if self.transforms is not None:
             transforms, projection = self.transforms(part, speed), self.trained[-1].model.projection
@@ -265,14 +263,13 @@ class HmmHalf:
         except CorpusError as error:
             raise CorpusError(f"test: {error}") from error
 
-    def alignment(self, stage: Stage, part: Corpus) -> Mapping[str, np.ndarray]:
+    def alignment(self, stage: Stage, part: Corpus) -> StoredAlignments:
         """Alignments of another part by a stage, stored like its own."""
         key = _digest([stage.key, part.digest()])
         texts = split_known(self.lang, part.texts)[0]
 
-        def make() -> Mapping[str, np.ndarray]:
-            every = self.features(part)
-            feats = {u: every[u] for u in texts}
+        def make() -> StoredAlignments:
+            feats = self.features(part).part(list(texts))
             if stage.adaptation is None:
                 return align(stage.model, feats, texts, jobs=self.jobs)
             settings = self._sat_config.fmllr
@@ -292,7 +289,13 @@ class HmmHalf:
         return self.stages.sat
 
     def _sat(
-        self, previous: HmmGmm, feats: Arrays, texts: dict[str, str], config: SatConfig, jobs: Jobs, progress: Progress
+        self,
+        previous: HmmGmm,
+        feats: DerivedFeatures,
+        texts: dict[str, str],
+        config: SatConfig,
+        jobs: Jobs,
+        progress: Progress,
     ) -> Trained:
         return train_sat(previous, feats, texts, self.material.train.speakers, config, jobs, progress)
 
@@ -334,12 +337,13 @@ class HmmHalf:
                 adaptation = Adaptation(trained.unadapted, trained.transforms, self._sat_config.decoding)
             return Stage(name, trained.model, trained.tids, key, adaptation)
 
-        def write(stage: Stage, path: Path) -> None:
+        def write(stage: Stage, path: Path) -> Stage:
             if stage.adaptation is not None:
                 save_model(stage.adaptation.unadapted, files[2])
                 save_transforms(stage.adaptation.transforms, files[3])
-            save_alignments(stage.model, stage.tids, files[1])
+            tids = save_alignments(stage.model, stage.tids, files[1])
             save_model(stage.model, path)
+            return replace(stage, tids=tids)
 
         what = "the Gaussian system"
         return read_or_make(files[0], lambda _: self._read(name, key, files), made, write, self.absent, what)

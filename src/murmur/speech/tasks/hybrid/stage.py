@@ -16,6 +16,7 @@ from murmur.speech.hmm.align import phone_times
 from murmur.speech.hmm.fmllr import AdaptedPair, FmllrConfig, Transforms
 from murmur.speech.hmm.ivector import (
     Extractor,
+    InOrder,
     IvectorConfig,
     Ubm,
     load_extractor,
@@ -26,7 +27,7 @@ from murmur.speech.hmm.ivector import (
     train_ubm,
 )
 from murmur.speech.hmm.model import HmmGmm
-from murmur.speech.hmm.storage import load_alignments, save_alignments
+from murmur.speech.hmm.storage import StoredAlignments, load_alignments, save_alignments
 from murmur.speech.lexicon.lexicon import SILENCE
 from murmur.speech.tasks.prepared import Absent, read_or_make
 
@@ -55,14 +56,14 @@ class Stage:
     """A trained Gaussian system.
 
     Attributes:
-        tids: alignments of train, {utterance: transition-ids by frame}.
+        tids: alignments of train, {utterance: transition-ids by frame}, in a file.
         key: digest of everything that made it.
         adaptation: transforms and model of unadapted features; None for a speaker-independent stage.
     """
 
     name: str
     model: HmmGmm
-    tids: Arrays
+    tids: StoredAlignments
     key: str
     adaptation: Adaptation | None = None
 
@@ -80,7 +81,9 @@ class Stage:
         return min(max(silences / places, 0.01), 0.99)
 
 
-def stored_alignment(model: HmmGmm, path: Path, make: Callable[[], Arrays], absent: Absent) -> Arrays:
+def stored_alignment(
+    model: HmmGmm, path: Path, make: Callable[[], StoredAlignments], absent: Absent
+) -> StoredAlignments:
     """Alignments from a file; made and written if it is missing, damaged or of another tree."""
     read = partial(load_alignments, model)
     return read_or_make(path, read, make, partial(save_alignments, model), absent, "the alignment")
@@ -126,8 +129,7 @@ class IvectorStage:
         (first, last), what = self.files, "the extractor of i-vectors"
 
         def background() -> Ubm:
-            own = feats()
-            return train_ubm([own[name] for name in sorted(own, key=str.encode)], self.config.ubm, log_pass)
+            return train_ubm(InOrder(feats()), self.config.ubm, log_pass)
 
         def extractor() -> Extractor:
             ubm = read_or_make(first, load_ubm, background, save_ubm, self.absent, what)

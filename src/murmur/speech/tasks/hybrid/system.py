@@ -20,6 +20,7 @@ from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.features.augment import ChangeOfColumns, SpecAugment
 from murmur.speech.features.chunks import Change, Chunks, at_speed
+from murmur.speech.features.derived import Computed, shape_of
 from murmur.speech.hmm.fmllr import FmllrConfig, Transforms, transforms_from_paths
 from murmur.speech.hmm.model import HmmStates
 from murmur.speech.hmm.storage import load_transforms, save_transforms
@@ -171,8 +172,10 @@ class HybridSystem(SpeechTask):
         half, stage, train = self.hmms, self.hmms.trained[-1], self.material.train
 
         def make() -> Transforms:
-            feats = {name: feats_TF for name, feats_TF in half.features(train, speed).items() if name in stage.tids}
-            paths = {name: at_speed(stage.tids[name], len(feats_TF)) for name, feats_TF in feats.items()}
+            every = half.features(train, speed)
+            names = [name for name in every if name in stage.tids]
+            feats, tids = every.part(names), stage.tids.part(names)
+            paths = Computed(tids, lambda name, tids_T: at_speed(tids_T, shape_of(feats, name)[0]))
             return transforms_from_paths(stage.pair, feats, paths, train.speakers, config, self.work)
 
         path = self.cache / f"{stage.name}-{stage.key}-speed-{speed:g}-transforms.npz"
@@ -187,13 +190,15 @@ class HybridSystem(SpeechTask):
             return make_targets(self.hmms, stage)
         tensors, facts = read_pair(model)
 
-        def scorer(part: str) -> Scorer:
-            first = make_targets(self.hmms, stage)
+        def scores(part: str) -> Computed:
+            first, feats = make_targets(self.hmms, stage), self.hmms.network_features(self.utterances(part))
             network = self.network.build(self.hmms.network_dims, first.pdfs)
             Layout.trainable(network).scatter(tensors["weights"])
-            return self.network_scorer(network, first.log_prior, part)
+            return Computed(
+                feats, lambda _, feats_TF: scores_of(network, feats_TF, first.log_prior, self.network.stack), first.pdfs
+            )
 
-        return realigned(self.hmms, stage, scorer, facts["digest"])
+        return realigned(self.hmms, stage, scores, facts["digest"])
 
     @cached_property
     def data(self) -> HybridData:
