@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from murmur.speech.features.analysis import deltas
-from murmur.speech.features.derived import Computed, DerivedFeatures, is_finite, part_of, shape_of
+from murmur.speech.features.derived import ChangedArrays, DerivedFeatures, is_finite, part_of, shape_of
 from murmur.speech.features.feature_store import ShardRows
 
 SPEAKERS = {"a1": "a", "a2": "a", "b1": "b"}
@@ -76,12 +76,12 @@ def plus(amount: int, name: str, values: np.ndarray) -> np.ndarray:
 
 
 def test_computed_values_are_those_of_the_source(tmp_path: Path) -> None:
-    found = Computed({"x": np.arange(3), "long": np.arange(2)}, partial(plus, 10))
+    found = ChangedArrays({"x": np.arange(3), "long": np.arange(2)}, partial(plus, 10))
     assert found["x"].tolist() == [11, 12, 13]
     assert part_of(found, ["long"])["long"].tolist() == [14, 15]
     assert list(part_of(found, ["long"])) == ["long"]
     assert ("x" in found, "y" in found, len(found)) == (True, False, 2)
-    counted = Computed(DerivedFeatures(stored(tmp_path, drawn()), None, 1), never, columns=7)
+    counted = ChangedArrays(DerivedFeatures(stored(tmp_path, drawn()), None, 1), never, columns=7)
     assert shape_of(part_of(counted, ["a2"]), "a2") == (6, 7)
 
 

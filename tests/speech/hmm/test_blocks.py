@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmur.speech.features.derived import Computed, DerivedFeatures
+from murmur.speech.features.derived import ChangedArrays, DerivedFeatures
 from murmur.speech.features.feature_store import ShardRows
 from murmur.speech.hmm import blocks, passes
 from murmur.speech.hmm.align import align_scores
@@ -173,7 +173,7 @@ def test_scores_are_computed_one_utterance_at_a_time(corpus, trained):
         taken.append(name)
         return trained.model.loglikes(feats_TF)
 
-    scores = Computed(DerivedFeatures(corpus.feats), scored, trained.model.num_pdfs)
+    scores = ChangedArrays(DerivedFeatures(corpus.feats), scored, trained.model.num_pdfs)
     found = align_scores(trained.model, scores, corpus.texts)
     assert sorted(taken) == sorted([*corpus.texts, *corpus.texts])
     given = {u: trained.model.loglikes(x) for u, x in corpus.feats.items()}

@@ -34,7 +34,7 @@ def part_of(values: Arrays, names: Sequence[str]) -> Arrays:
 
 
 @dataclass(frozen=True, eq=False)
-class Computed(Mapping[str, np.ndarray]):
+class ChangedArrays(Mapping[str, np.ndarray]):
     """{utterance: change(utterance, array)} of other values, computed as they are taken.
 
     Attributes:
@@ -59,9 +59,9 @@ class Computed(Mapping[str, np.ndarray]):
     def __contains__(self, utterance: object) -> bool:
         return utterance in self.of
 
-    def part(self, names: Sequence[str]) -> Computed:
+    def part(self, names: Sequence[str]) -> ChangedArrays:
         """The values of some utterances."""
-        return Computed(part_of(self.of, names), self.change, self.columns)
+        return ChangedArrays(part_of(self.of, names), self.change, self.columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +149,7 @@ class DerivedFeatures(Mapping[str, np.ndarray]):
 
 def shape_of(values: Arrays, utterance: str) -> tuple[int, ...]:
     """The shape of an utterance's array; of features of a store without reading them."""
-    if isinstance(values, Computed) and values.columns is not None:
+    if isinstance(values, ChangedArrays) and values.columns is not None:
         return shape_of(values.of, utterance)[0], values.columns
     if not isinstance(values, DerivedFeatures):
         return values[utterance].shape

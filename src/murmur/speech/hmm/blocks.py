@@ -162,7 +162,7 @@ def read_paths(names: Iterable[str], path: Path) -> dict[str, IntArray]:
 
 
 class BlockName(NamedTuple):
-    """What a command knows of a block: its first and last utterance, its number of frames, and its speakers."""
+    """The first and last utterance of a block, its number of frames, and its speakers, which the command holds."""
 
     first: str
     last: str

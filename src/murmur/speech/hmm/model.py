@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from murmur.speech.features.derived import Computed
+from murmur.speech.features.derived import ChangedArrays
 from murmur.speech.hmm.mixtures import FloatArray, Mixtures, one_thread
 from murmur.speech.hmm.topology import num_states
 from murmur.speech.hmm.transitions import Transitions, make_transitions
@@ -188,14 +188,14 @@ class HmmGmm(HmmStates):
             except ValueError as error:
                 raise ValueError(f"utterance {utterance}: {error}") from error
 
-    def pdf_ids(self, tids: Mapping[str, IntArray]) -> Computed:
+    def pdf_ids(self, tids: Mapping[str, IntArray]) -> ChangedArrays:
         """The pdf of each frame of aligned utterances, found as they are taken: the targets of a network.
 
         Raises:
             ValueError: as `check_ids`.
         """
         self.check_ids(tids)
-        return Computed(tids, partial(_pdfs, self.transitions.pdf_of))
+        return ChangedArrays(tids, partial(_pdfs, self.transitions.pdf_of))
 
 
 def _pdfs(pdf_of: IntArray, _utterance: str, tids_T: IntArray) -> IntArray:

@@ -25,7 +25,7 @@ from murmur.core.whole_files import write_whole
 from murmur.speech.corpus.file_content import making_sense_of, read_object
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.features.analysis import LogMel, Mfcc, Ready
-from murmur.speech.features.derived import Computed, DerivedFeatures, part_of
+from murmur.speech.features.derived import ChangedArrays, DerivedFeatures, part_of
 from murmur.speech.hmm.fmllr import AdaptedPair, FmllrConfig, Transforms
 from murmur.speech.hmm.ivector import Extractor, ivectors, load_extractor, save_extractor
 from murmur.speech.hmm.model import Projection, adapt, project
@@ -113,9 +113,9 @@ def all_joined(spectrum: Mapping[str, np.ndarray] | None, columns: SpeakerColumn
     if columns is None:
         return spectrum or {}
     if spectrum is None:
-        return Computed(columns.feats, columns.of_features)
+        return ChangedArrays(columns.feats, columns.of_features)
     both = [name for name in spectrum if name in columns]
-    return Computed(part_of(spectrum, both), partial(_beside, columns))
+    return ChangedArrays(part_of(spectrum, both), partial(_beside, columns))
 
 
 def _beside(columns: SpeakerColumns, utterance: str, spectrum_TS: np.ndarray) -> np.ndarray:

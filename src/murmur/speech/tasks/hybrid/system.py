@@ -20,7 +20,7 @@ from murmur.speech.corpus.corpus import Corpus
 from murmur.speech.corpus.synth import check_installed
 from murmur.speech.features.augment import ChangeOfColumns, SpecAugment
 from murmur.speech.features.chunks import Change, Chunks, at_speed
-from murmur.speech.features.derived import Computed, shape_of
+from murmur.speech.features.derived import ChangedArrays, shape_of
 from murmur.speech.hmm.fmllr import FmllrConfig, Transforms, transforms_from_paths
 from murmur.speech.hmm.model import HmmStates
 from murmur.speech.hmm.storage import load_transforms, save_transforms
@@ -175,7 +175,7 @@ class HybridSystem(SpeechTask):
             every = half.features(train, speed)
             names = [name for name in every if name in stage.tids]
             feats, tids = every.part(names), stage.tids.part(names)
-            paths = Computed(tids, lambda name, tids_T: at_speed(tids_T, shape_of(feats, name)[0]))
+            paths = ChangedArrays(tids, lambda name, tids_T: at_speed(tids_T, shape_of(feats, name)[0]))
             return transforms_from_paths(stage.pair, feats, paths, train.speakers, config, self.work)
 
         path = self.cache / f"{stage.name}-{stage.key}-speed-{speed:g}-transforms.npz"
@@ -190,11 +190,11 @@ class HybridSystem(SpeechTask):
             return make_targets(self.hmms, stage)
         tensors, facts = read_pair(model)
 
-        def scores(part: str) -> Computed:
+        def scores(part: str) -> ChangedArrays:
             first, feats = make_targets(self.hmms, stage), self.hmms.network_features(self.utterances(part))
             network = self.network.build(self.hmms.network_dims, first.pdfs)
             Layout.trainable(network).scatter(tensors["weights"])
-            return Computed(
+            return ChangedArrays(
                 feats, lambda _, feats_TF: scores_of(network, feats_TF, first.log_prior, self.network.stack), first.pdfs
             )
 
