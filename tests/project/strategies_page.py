@@ -64,6 +64,7 @@ MEANINGS = {  # fact -> its meaning
     "staleness": "largest staleness of a gradient; `None`: no bound",
     "follows_losses": "exchanges depend on losses",
     "sets_weights_every": "gradients between exchanges that set all weights; `None`: exchanges only add to them",
+    "reads_weights": "it uses the weights at the start of a round; a loop saved within a round then keeps them",
     "assigns_minibatches": "it chooses the minibatches of each learner; a loop with its own loader cannot run it",
     "least_learners": "smallest sensible number of learners",
     "adds_steps": "the model moves by the sum of all learners' steps, not by their mean",

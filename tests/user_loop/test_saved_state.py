@@ -138,6 +138,16 @@ def test_steps_without_losses_and_those_left_out_resume_to_the_bit(strategy: Str
         assert all(torch.equal(theirs, end) for theirs, _ in again), begin
 
 
+@pytest.mark.parametrize(
+    ("strategy", "kept"), [(KAVG(4), False), (BMUF(4), True), (Compressed(KAVG(4)), True)], ids=named
+)
+def test_a_round_holds_the_weights_of_its_start_if_its_strategy_reads_them(strategy: Strategy, kept: bool) -> None:
+    _, saved = whole_run(strategy, 2)
+    rounds = [found["round"][0] for found in saved[0]]
+    assert [begun is not None for begun in rounds] == [False, True, True, True, False, True, True, True, False]
+    assert all((begun["weights"] is not None) == kept for begun in rounds if begun is not None)
+
+
 FIRST = 6
 ASYNCHRONOUS = [ADPSGD(), EASGD(), ASGD(), DecoupledDiLoCo(2, 2), SuperLearners(ADPSGD(), 2)]
 

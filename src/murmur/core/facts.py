@@ -32,6 +32,8 @@ class Facts:
             None: unbounded.
         follows_losses: Its exchanges depend on losses, so that they cannot be timed without gradients.
         sets_weights_every: Gradients between two exchanges that set all weights; None: exchanges only add to them.
+        reads_weights: It uses the weights at the start of a round, beside the vectors that it keeps itself. A loop that
+            is saved within a round then keeps them.
         assigns_minibatches: It chooses the minibatches of each learner, so that a loop with a data loader of its own
             cannot run it.
         least_learners: Smallest useful number of learners.
@@ -53,6 +55,7 @@ class Facts:
     staleness: int | None = None
     follows_losses: bool = False
     sets_weights_every: float | None = None
+    reads_weights: bool = True
     assigns_minibatches: bool = False
     least_learners: int = 1
     follows_growth: bool = False
@@ -74,7 +77,7 @@ class Facts:
 # Facts that a strategy that runs another one has only if it declares them.
 NOT_OF_INNER = (
     *("tolerates_loss", "accepts_new_learners", "staleness", "sets_weights_every", "least_learners"),
-    "elementwise",
+    *("elementwise", "reads_weights"),
 )
 
 

@@ -26,6 +26,7 @@ class KAVG(Blocks):
     """
 
     bitwise_alone: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = False
     in_memory: ClassVar[int] = 4
     K: int = 8
     moments: MeanMoments = "local"

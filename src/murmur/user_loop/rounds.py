@@ -36,20 +36,20 @@ class Round:
     """A round under way.
 
     Attributes:
-        weights: Weights at its start, shape (P,).
+        weights: Weights at its start, shape (P,); None for a strategy that does not read them.
         outer: Vectors of the strategy at its start.
         steps: Samples and loss of each step since.
         unused: Gradients since the latest step of the optimizer (of strategies that add several up), without the last.
     """
 
-    weights: Tensor
+    weights: Tensor | None
     outer: dict[str, Tensor]
     steps: list[tuple[float, float]] = field(default_factory=list)
     unused: list[tuple[Tensor, list[bool]]] = field(default_factory=list)
 
     def described(self) -> dict[str, Any]:
         return {
-            "weights": self.weights.clone(),
+            "weights": None if self.weights is None else self.weights.clone(),
             "outer": {name: vector.clone() for name, vector in self.outer.items()},
             "steps": [list(step) for step in self.steps],
             "unused": [[g, list(present)] for g, present in self.unused],
@@ -68,6 +68,7 @@ class RoundSource(LoopSource):
     strategy: object
     _local: LocalSteps  # its gradients and steps at the start
     _follows = False  # true if the rounds of this learner are followed
+    _reads_weights = True
     _at_start = False  # true between the start of a round and its first gradient
     _round: Round | None = None
     _drawn: list[bool] | None = None  # tensors with a gradient in the latest one, while it is unused
@@ -76,7 +77,9 @@ class RoundSource(LoopSource):
     def follow(self, me: Learner, strategy: object) -> None:
         """Follow the rounds of a learner's strategy, unless each step is one."""
         self.learner, self._local, self.strategy = me, me.local, strategy
-        self._follows = me.lock_step and Facts.of(strategy).sets_weights_every != 1
+        facts = Facts.of(strategy)
+        self._follows = me.lock_step and facts.sets_weights_every != 1
+        self._reads_weights = facts.reads_weights
 
     def clip(self, norm: float | None) -> None:
         """Set the largest norm of gradients; in lock-step all learners have the same in their first step."""
@@ -113,7 +116,10 @@ class RoundSource(LoopSource):
                 name: copied_to(None if before is None else before.outer.get(name), vector)
                 for name, vector in me.outer.to_save.items()
             }
-            self._round = Round(me.weights.snapshot(None if before is None else before.weights), outer)
+            weights = None
+            if self._reads_weights:
+                weights = me.weights.snapshot(None if before is None else before.weights)
+            self._round = Round(weights, outer)
         elif self._round is not None and self._drawn is not None:
             self._round.unused.append((self._g.clone(), self._drawn))
         self._at_start, self._drawn = False, None
@@ -195,7 +201,7 @@ class RoundSource(LoopSource):
         self.go_on(max(0, minibatches - repeated))
         self.counters.read(state["counters"])
         self.learner.role.apart = True
-        self.learner.weights.set_(weights if begun is None else begun.weights)
+        self.learner.weights.set_(weights if begun is None or begun.weights is None else begun.weights)
         if begun is None:
             return False
         self.repeat(begun, step)
@@ -223,7 +229,7 @@ def copied_to(memory: Tensor | None, vector: Tensor) -> Tensor:
 
 def read_round(described: dict[str, Any], device: torch.device) -> Round:
     return Round(
-        described["weights"].to(device),
+        None if described["weights"] is None else described["weights"].to(device),
         {name: vector.clone() for name, vector in described["outer"].items()},
         [(float(samples), float(loss)) for samples, loss in described["steps"]],
         [(g.to(device), [bool(there) for there in present]) for g, present in described["unused"]],
