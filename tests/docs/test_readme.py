@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from contextlib import chdir
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,8 +131,12 @@ def test_every_line_is_of_a_kind_that_is_tested() -> None:
     for line in LINES:
         assert any(kind in f"{line} " for kind in kinds), f"no test runs {line!r}"
     makefile = (ROOT / "Makefile").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for line in (line for line in LINES if line.startswith("pip install ")):
-        assert line.split("pip install ")[1].split('"')[0] in makefile
+        if published := re.fullmatch(r"pip install 'murmur-asr\[([\w,]+)\]'", line):
+            assert set(published[1].split(",")) <= set(extras)
+        else:
+            assert line.split("pip install ")[1].split('"')[0] in makefile
 
 
 @pytest.mark.parametrize("command", COMMANDS)

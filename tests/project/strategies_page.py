@@ -1,4 +1,4 @@
-"""Writes the tables of strategies in README.md and docs/strategies.md, and the code of ADPSGD in README.md.
+"""Writes the tables of strategies in docs/strategies.md, and the code of ADPSGD in README.md.
 
     python -m tests.project.strategies_page
 
@@ -22,7 +22,7 @@ from tests.project.generated_block import ROOT, rewrite, table
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "strategies.md"
 SOURCE = Path(murmur.__file__).parent
 LEARNERS, SAMPLES = 16, 256
-MOST_FIELDS = 4  # of a signature in README.md
+MOST_FIELDS = 4  # of a signature in the table of equations
 
 EQUATIONS = {
     "SyncSGD": "w ← w − α Σ n_i g_i(w) / Σ n_i, the sum hidden behind the backward pass",
@@ -94,7 +94,7 @@ def file_of(made: Callable[..., Any]) -> str:
 
 
 def overview() -> str:
-    """Return the table of README.md."""
+    """Return the table of equations."""
     rows = [(f"`{signature(made)}`", EQUATIONS[name], f"`{file_of(made)}`") for name, made in ALL.items()]
     return table(("strategy", "equation", "file"), *rows)
 
@@ -172,8 +172,14 @@ def adpsgd() -> str:
 
 
 PAGES = {
-    README: {"strategies": overview(), "adpsgd": adpsgd()},
-    PAGE: {"facts": facts(), "losses": losses(), "compositions": compositions(), "attributes": attributes()},
+    README: {"adpsgd": adpsgd()},
+    PAGE: {
+        "strategies": overview(),
+        "facts": facts(),
+        "losses": losses(),
+        "compositions": compositions(),
+        "attributes": attributes(),
+    },
 }
 
 if __name__ == "__main__":

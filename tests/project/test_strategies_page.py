@@ -1,4 +1,4 @@
-"""The tables of strategies in README.md and docs/strategies.md are up to date and complete."""
+"""The tables of strategies in docs/strategies.md, and the code in README.md, are up to date and complete."""
 
 from __future__ import annotations
 
