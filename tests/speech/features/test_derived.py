@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from murmur.speech.features.analysis import deltas
-from murmur.speech.features.derived import ChangedArrays, DerivedFeatures, is_finite, part_of, shape_of
+from murmur.speech.features.by_utterance import part_of
+from murmur.speech.features.derived import ChangedArrays, DerivedFeatures, is_finite, shape_of
 from murmur.speech.features.feature_store import ShardRows
 
 SPEAKERS = {"a1": "a", "a2": "a", "b1": "b"}

@@ -37,7 +37,7 @@ def test_a_store_holds_the_features_of_every_utterance(corpus, tmp_path):
     assert store.hours == pytest.approx(sum(len(f) for f in store.values()) / 360000)
     assert "10 utterances, 3 speakers, 0 skipped" in store.summary()
     assert not store["u0"].flags.owndata
-    assert len(pickle.dumps(store.rows(["u0", "u9"]))) < 500  # names and places, no frames
+    assert len(pickle.dumps(store.part(["u0", "u9"]))) < 500  # names and places, no frames
 
 
 def test_processes_change_nothing(corpus, tmp_path, monkeypatch):
@@ -175,7 +175,7 @@ def test_a_store_that_lacks_a_file_is_not_prepared(corpus, tmp_path):
 @pytest.mark.parametrize("changed", [lambda x: x.reshape(-1, 4), lambda x: x.T, lambda x: x.view(np.int32)])
 def test_features_of_another_shape_or_type_are_refused(corpus, tmp_path, changed):
     store = prepare(corpus, FRONT, tmp_path / "cache")
-    rows = [store.rows(["u9", "u0"]), pickle.loads(pickle.dumps(store.rows(["u9", "u0"])))]
+    rows = [store.part(["u9", "u0"]), pickle.loads(pickle.dumps(store.part(["u9", "u0"])))]
     path = store.folder / "00002.feats.npy"
     np.save(path, np.ascontiguousarray(changed(np.load(path))))
     for feats in (store, *rows):

@@ -7,34 +7,20 @@ Shapes: T frames, F stored values, C = (order + 1) F columns, U utterances, G gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
+from murmur.speech.features.by_utterance import Arrays, ByUtterance, part_of
 from murmur.speech.features.cmvn import Columns, normalised_together, statistics, with_derivatives
 from murmur.speech.features.feature_store import FeatureStore, Normalisation, ShardRows
 
-Arrays = Mapping[str, np.ndarray]
-
-
-@runtime_checkable
-class HasParts(Protocol):
-    """Values of utterances that can be taken apart without reading them."""
-
-    def part(self, names: Sequence[str]) -> Arrays:
-        """The values of some utterances."""
-
-
-def part_of(values: Arrays, names: Sequence[str]) -> Arrays:
-    """The values of some utterances; arrays in memory stay there."""
-    return values.part(names) if isinstance(values, HasParts) else {name: values[name] for name in names}
-
 
 @dataclass(frozen=True, eq=False)
-class ChangedArrays(Mapping[str, np.ndarray]):
+class ChangedArrays(ByUtterance):
     """{utterance: change(utterance, array)} of other values, computed as they are taken.
 
     Attributes:
@@ -50,14 +36,9 @@ class ChangedArrays(Mapping[str, np.ndarray]):
     def __getitem__(self, utterance: str) -> np.ndarray:
         return self.change(utterance, self.of[utterance])
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.of)
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def __contains__(self, utterance: object) -> bool:
-        return utterance in self.of
+    @property
+    def listed(self) -> Arrays:
+        return self.of
 
     def part(self, names: Sequence[str]) -> ChangedArrays:
         """The values of some utterances."""
@@ -65,7 +46,7 @@ class ChangedArrays(Mapping[str, np.ndarray]):
 
 
 @dataclass(frozen=True, eq=False)
-class DerivedFeatures(Mapping[str, np.ndarray]):
+class DerivedFeatures(ByUtterance):
     """{utterance: (T, C)} normalised features with derivatives.
 
     Attributes:
@@ -89,27 +70,21 @@ class DerivedFeatures(Mapping[str, np.ndarray]):
         members = normalised_together(cepstra, speakers, "speaker")
         pairs = {s: statistics((cepstra[n] for n in names), variance=False) for s, names in members.items()}
         normal = Normalisation({name: s for s, names in members.items() for name in names}, pairs)
-        rows = cepstra.rows(cepstra) if isinstance(cepstra, FeatureStore) else cepstra
+        rows = cepstra.part([*cepstra]) if isinstance(cepstra, FeatureStore) else cepstra
         return DerivedFeatures(rows, normal, 2)
 
     def __getitem__(self, utterance: str) -> np.ndarray:
         pair = None if self.normal is None else self.normal.of(utterance)
         return with_derivatives(self.raw[utterance], pair, self.order, self.columns)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.raw)
-
-    def __len__(self) -> int:
-        return len(self.raw)
-
-    def __contains__(self, utterance: object) -> bool:
-        return utterance in self.raw
+    @property
+    def listed(self) -> Arrays:
+        return self.raw
 
     def part(self, names: Sequence[str]) -> DerivedFeatures:
         """The features of some utterances."""
-        raw = self.raw.rows(names) if isinstance(self.raw, ShardRows) else part_of(self.raw, names)
         normal = None if self.normal is None else self.normal.part(names)
-        return DerivedFeatures(raw, normal, self.order, self.columns)
+        return DerivedFeatures(part_of(self.raw, names), normal, self.order, self.columns)
 
     @property
     def stored(self) -> bool:

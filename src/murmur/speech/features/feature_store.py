@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from murmur.execution.processes import in_processes, with_bar
 from murmur.speech.corpus.corpus import Corpus, CorpusError, Problem, Utterance, losses, tell_losses
 from murmur.speech.corpus.file_content import NONSENSE, read_object
 from murmur.speech.features.analysis import Front, deltas, digest, features_of
+from murmur.speech.features.by_utterance import ByUtterance
 from murmur.speech.features.chunks import AlignedFrames
 from murmur.speech.features.cmvn import Pair, Scope, normalised_together, statistics
 from murmur.speech.features.shards import AGAIN, FORMAT, MANIFEST, FrameStore, make, mapped, stamp
@@ -27,7 +28,7 @@ UTTERANCES_PER_JOB = 1024  # of statistics; or one speaker with any number of ut
 
 
 @dataclass(frozen=True)
-class ShardRows(Mapping[str, np.ndarray]):
+class ShardRows(ByUtterance):
     """{utterance: feats_TF} of a store, mapped from disk on access; pickled as names and places.
 
     Attributes:
@@ -46,14 +47,9 @@ class ShardRows(Mapping[str, np.ndarray]):
             self._maps[shard] = mapped(self.folder / f"{shard:05}.feats.npy", self.shapes[shard], "f")[0]
         return self._maps[shard][first : first + frames]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __contains__(self, utterance: object) -> bool:
-        return utterance in self.places
+    @property
+    def listed(self) -> Mapping[str, object]:
+        return self.places
 
     def __reduce__(self) -> tuple[type[ShardRows], tuple[object, ...]]:
         return ShardRows, (self.folder, self.places, self.shapes)
@@ -62,9 +58,9 @@ class ShardRows(Mapping[str, np.ndarray]):
         """Number of frames of an utterance, without reading them."""
         return self.places[utterance][2]
 
-    def rows(self, utterances: Iterable[str]) -> ShardRows:
-        """Some utterances, for processes that prepare parts."""
-        places = {name: self.places[name] for name in utterances}
+    def part(self, names: Sequence[str]) -> ShardRows:
+        """The rows of some utterances."""
+        places = {name: self.places[name] for name in names}
         return ShardRows(self.folder, places, {shard: self.shapes[shard] for shard, _, _ in places.values()})
 
     @cached_property
@@ -222,7 +218,7 @@ def normalisation(
         batches[-1][owner] = names
         room -= len(names)
     jobs = [
-        partial(_pairs, store.rows(name for names in batch.values() for name in names), batch, delta_order)
+        partial(_pairs, store.part([name for names in batch.values() for name in names]), batch, delta_order)
         for batch in batches
     ]
     pairs: dict[str, Pair] = {}

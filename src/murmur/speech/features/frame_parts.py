@@ -6,7 +6,7 @@ Existing features are read and packed again, not extracted again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -22,6 +22,7 @@ from murmur.speech.corpus.kaldi_dir import read_alignments
 from murmur.speech.corpus.lhotse_urls import lhotse_reads
 from murmur.speech.corpus.remote import is_remote, marks_in
 from murmur.speech.features.analysis import Front, features_of
+from murmur.speech.features.by_utterance import ByUtterance
 from murmur.speech.features.chunks import AlignedFrames, fit_targets
 from murmur.speech.features.cmvn import Pair, Scope, normalise, normalised_together, statistics
 from murmur.speech.features.shards import UTTERANCES_PER_SHARD
@@ -30,7 +31,7 @@ TARGETS = "targets"  # field of a Shar folder with one class per frame
 
 
 @dataclass(frozen=True, eq=False)
-class OnDemand(Mapping[str, np.ndarray]):
+class OnDemand(ByUtterance):
     """{utterance: feats_TF}, read from the source given by the corpus on every access."""
 
     utterances: Mapping[str, Utterance]
@@ -39,11 +40,13 @@ class OnDemand(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         return features_of(self.utterances[name], self.front)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.utterances)
+    @property
+    def listed(self) -> Mapping[str, object]:
+        return self.utterances
 
-    def __len__(self) -> int:
-        return len(self.utterances)
+    def part(self, names: Sequence[str]) -> OnDemand:
+        """The features of some utterances."""
+        return OnDemand({name: self.utterances[name] for name in names}, self.front)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +92,7 @@ def aligned_parts(
     parts = []
     for first in range(0, len(names), UTTERANCES_PER_SHARD):
         own = tuple(names[first : first + UTTERANCES_PER_SHARD])
-        here = OnDemand({n: feats.utterances[n] for n in own}, feats.front) if isinstance(feats, OnDemand) else feats
+        here = feats.part(own) if isinstance(feats, OnDemand) else feats
         chosen = {n: targets[n] for n in own if n in targets}
         parts.append(AlignedPart(here, own, {n: pairs[n] for n in own if n in pairs}, chosen))
     return parts

@@ -30,7 +30,8 @@ from murmur.execution.processes import bar_of, ordered
 from murmur.execution.stored_arrays import folder_of
 from murmur.execution.tasks import unfit
 from murmur.execution.workers import WorkerDied
-from murmur.speech.features.derived import DerivedFeatures, part_of, shape_of
+from murmur.speech.features.by_utterance import part_of
+from murmur.speech.features.derived import DerivedFeatures, shape_of
 from murmur.speech.features.feature_store import ShardRows
 from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mixtures import FloatArray

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from murmur.core.counted import are, counted
 from murmur.execution.executors import Jobs
-from murmur.speech.features.derived import part_of, shape_of
+from murmur.speech.features.by_utterance import part_of
+from murmur.speech.features.derived import shape_of
 from murmur.speech.hmm.blocks import Block, Workers, cut_into_blocks
 from murmur.speech.hmm.material import Features
 from murmur.speech.hmm.mixtures import Additive, FloatArray, Mixtures, one_thread, posteriors_by_pdf

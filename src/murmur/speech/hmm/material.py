@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.core.counted import counted
-from murmur.speech.features.derived import is_finite, part_of, shape_of
+from murmur.speech.features.by_utterance import part_of
+from murmur.speech.features.derived import is_finite, shape_of
 from murmur.speech.hmm.topology import shortest_words
 from murmur.speech.lexicon.lexicon import Lang
 

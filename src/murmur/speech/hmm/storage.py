@@ -11,7 +11,7 @@ import shutil
 import struct
 import weakref
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from murmur.core.whole_files import replacing
 from murmur.speech.corpus.file_content import making_sense_of, read_arrays
+from murmur.speech.features.by_utterance import ByUtterance
 from murmur.speech.hmm.mixtures import Mixtures
 from murmur.speech.hmm.model import HmmGmm, HmmStates, Projection
 from murmur.speech.hmm.tree import IntArray, Tree
@@ -98,7 +99,7 @@ class _PassingFolder:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredAlignments(Mapping[str, IntArray]):
+class StoredAlignments(ByUtterance):
     """{utterance: (T,) transition-ids} of a file, mapped as they are taken; pickled as names and places.
 
     Attributes:
@@ -125,14 +126,9 @@ class StoredAlignments(Mapping[str, IntArray]):
         first, count = self.places[utterance]
         return self.tids[first : first + count]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __contains__(self, utterance: object) -> bool:
-        return utterance in self.places
+    @property
+    def listed(self) -> Mapping[str, object]:
+        return self.places
 
     def part(self, names: Sequence[str]) -> StoredAlignments:
         """The alignments of some utterances."""

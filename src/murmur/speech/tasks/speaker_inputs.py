@@ -25,7 +25,8 @@ from murmur.core.whole_files import write_whole
 from murmur.speech.corpus.file_content import making_sense_of, read_object
 from murmur.speech.decoding.decoder import DecodeOptions
 from murmur.speech.features.analysis import LogMel, Mfcc, Ready
-from murmur.speech.features.derived import ChangedArrays, DerivedFeatures, part_of
+from murmur.speech.features.by_utterance import part_of
+from murmur.speech.features.derived import ChangedArrays, DerivedFeatures
 from murmur.speech.hmm.fmllr import AdaptedPair, FmllrConfig, Transforms
 from murmur.speech.hmm.ivector import Extractor, ivectors, load_extractor, save_extractor
 from murmur.speech.hmm.model import Projection, adapt, project

@@ -17,9 +17,9 @@ from murmur.core.errors import SettingError
 from murmur.execution.executors import whole_host
 from murmur.speech.corpus.corpus import Audio, Corpus, CorpusError
 from murmur.speech.corpus.file_content import making_sense_of
+from murmur.speech.features.by_utterance import part_of
 from murmur.speech.features.chunks import AlignedFrames, fit_targets, speed_copy
 from murmur.speech.features.cmvn import Columns, with_derivatives
-from murmur.speech.features.derived import part_of
 from murmur.speech.features.feature_store import Normalisation, ShardRows, normalisation
 from murmur.speech.features.shards import (
     FORMAT,
@@ -242,7 +242,7 @@ def speed_parts(half: HmmHalf, targets: Arrays, speed: float) -> list[SpeedPart]
     parts = []
     for first in range(0, len(names), UTTERANCES_PER_SHARD):
         own = names[first : first + UTTERANCES_PER_SHARD]
-        rows = {} if store is None else store.rows(own)
+        rows = {} if store is None else store.part(own)
         here = None if normal is None else normal.part(own)
         speakers, pdfs = None if columns is None else columns.part(own), part_of(targets, own)
         parts.append(SpeedPart(rows, here, half.delta_order, pdfs, speed, speakers, half.front.normalised))

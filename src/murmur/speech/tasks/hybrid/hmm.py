@@ -108,7 +108,7 @@ class HmmHalf:
         if front.input.spectrum:
             store = self.network_store(part, speed)
             pairs = normalisation(store, front.cmvn, whole_host(self.jobs), delta_order=self.normalised_order)
-            normal = DerivedFeatures(store.rows(store), pairs, self.delta_order, front.normalised)
+            normal = DerivedFeatures(store.part([*store]), pairs, self.delta_order, front.normalised)
         return all_joined(normal, columns)
 
     def speaker_columns(self, part: Corpus, speed: float = 1.0) -> SpeakerColumns | None:
